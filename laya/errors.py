@@ -1,0 +1,167 @@
+"""Owns: every fault a user can meet, with its OpenAI error code, HTTP status and exit code. Knows no room.
+
+A room raises one of these with the values in the message; the gateway renders `body()` unchanged and the CLI
+prints `message` and exits with `exit_code`. The official SDKs retry 408, 409, 429 and every status from 500 up,
+so a status here is chosen by whether trying again can help.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class LayaError(Exception):
+    """A fault of the user or the environment, never of Laya's own logic."""
+
+    code = "internal_error"
+    type = "server_error"
+    http_status = 500
+    exit_code = 1
+
+    def __init__(self, message: str, *, param: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.details = details  # extra members of the error object, e.g. need_bytes
+        self.retry_after_s: float | None = None
+
+    def headers(self) -> dict[str, str]:
+        """HTTP headers that go with the error."""
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(max(1, round(self.retry_after_s)))
+        elif self.http_status < 500:
+            headers["x-should-retry"] = "false"
+        return headers
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error envelope."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error | self.details}
+
+
+class InvalidRequest(LayaError):
+    code, type, http_status, exit_code = "invalid_request", "invalid_request_error", 400, 2
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+    def __init__(self, max_seq_len: int, prompt_tokens: int, *, param: str = "messages") -> None:
+        super().__init__(
+            f"This model's maximum context length is {max_seq_len} tokens. However, your messages resulted in "
+            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+            param=param,
+            max_seq_len=max_seq_len,
+            prompt_tokens=prompt_tokens,
+        )
+
+
+class InvalidApiKey(LayaError):
+    code, type, http_status = "invalid_api_key", "invalid_request_error", 401
+
+
+class Forbidden(LayaError):
+    code, type, http_status = "forbidden", "invalid_request_error", 403
+
+
+class NotFound(LayaError):
+    code, type, http_status, exit_code = "not_found", "invalid_request_error", 404, 2
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        close = nearest(name, known)
+        hint = f" Did you mean '{close}'?" if close else " `laya list` shows what there is."
+        super().__init__(f"The model '{name}' does not exist.{hint}", param="model", nearest=close)
+
+
+class RequestTimeout(LayaError):
+    code, type, http_status = "request_timeout", "invalid_request_error", 408
+
+
+class PayloadTooLarge(LayaError):
+    code, type, http_status = "payload_too_large", "invalid_request_error", 413
+
+
+class InsufficientMemory(LayaError):
+    """A model that does not fit. 422, never 5xx: trying again does not make memory."""
+
+    code, type, http_status, exit_code = "insufficient_memory", "invalid_request_error", 422, 3
+
+    def __init__(
+        self, message: str, *, need_bytes: int, available_bytes: int, limit: str, suggestions: list[str]
+    ) -> None:
+        super().__init__(
+            message,
+            param="model",
+            need_bytes=need_bytes,
+            available_bytes=available_bytes,
+            limit=limit,
+            suggestions=suggestions,
+        )
+
+
+class QueueFull(LayaError):
+    code, type, http_status = "queue_full", "rate_limit_error", 429
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueTimeout(QueueFull):
+    code, type, http_status = "queue_timeout", "server_error", 503
+
+
+class ModelLoading(QueueFull):
+    code, type, http_status = "model_loading", "server_error", 503
+
+
+class NotSupported(LayaError):
+    code, type, http_status = "not_supported", "invalid_request_error", 501
+
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}
+
+
+class EngineCrashed(LayaError):
+    code, type, http_status = "engine_crashed", "server_error", 502
+
+
+class EngineFailed(LayaError):
+    """An engine that could not be started."""
+
+    code, type, http_status = "engine_failed", "server_error", 503
+
+
+class BadModelFile(LayaError):
+    """A model file that is missing, empty, truncated, corrupt or of another kind; names the file and what is wrong."""
+
+    code, type, http_status, exit_code = "bad_model_file", "invalid_request_error", 422, 2
+
+
+class ConfigError(LayaError):
+    """A key or value of the config that is not right; names the key, the value and the nearest right one."""
+
+    code, type, http_status, exit_code = "bad_config", "invalid_request_error", 400, 2
+
+
+class DownloadError(LayaError):
+    """A pull that could not be finished; nothing is left half-written under the model's name."""
+
+    code, type, http_status = "download_failed", "server_error", 502
+
+
+class NoServer(LayaError):
+    code, exit_code = "no_server", 4
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name a user most likely meant, or None."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return found[0] if found else None

@@ -1,0 +1,137 @@
+"""Owns: the values that pass between rooms. Knows no room, no I/O, no library but msgspec.
+
+Every quantity carries its unit in its name (`kv_bytes`, `wait_us`). A `Plan` is what the memory room says of a
+model before a byte of it is read; a `ModelFile` is what the models room found on disk; an `EngineAddress` is
+what the gateway needs to speak to a running engine.
+"""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+Task = Literal["chat", "embed", "rerank"]
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+class EndpointKind(enum.IntEnum):
+    """Which API a request came in by; a field of the 32-byte routing feature."""
+
+    CHAT = 1
+    COMPLETION = 2
+    EMBEDDING = 3
+    RERANK = 4
+
+
+class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is on this disk and can be named in a request."""
+
+    id: str
+    path: Path  # the .gguf file, or the folder of a Hugging Face model
+    format: Literal["gguf", "hf"]
+    file_bytes: int
+    origin: str  # "pulled", "models_dir", "config", "ollama", "lmstudio", "llama.cpp", "huggingface"
+    aliases: tuple[str, ...] = ()
+    source: str | None = None  # where it was pulled from
+    chat_template: str | None = None  # replaces the one in the file (the catalogue gives smollm2 a tool template)
+
+
+class AskedSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked of a model; None means auto. What is set here is never changed by the fit."""
+
+    max_seq_len: int | None = None  # tokens per sequence
+    max_num_seqs: int | None = None  # sequences at once
+    kv_cache_dtype: str | None = None  # f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0
+    kv_pool_tokens: int | None = None  # None = max_seq_len x max_num_seqs, one slot each; lower = one shared pool
+    n_threads: int | None = None
+    task: Task = "chat"
+    mmap: bool = True
+    mmproj_path: Path | None = None
+    draft_path: Path | None = None
+
+
+class PlannedSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine is started with: every field decided."""
+
+    max_seq_len: int  # what Laya promises a sequence
+    slot_tokens: int  # what the engine allocates per sequence (padded), or the whole pool when unified
+    max_num_seqs: int
+    kv_cache_dtype: str
+    kv_unified: bool
+    kv_pool_tokens: int  # tokens that can be held at once, all sequences together
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    task: Task
+    mmap: bool
+
+
+class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The ledger of one device. `terms` sums to `total_bytes`."""
+
+    device: str  # "cpu"; later "gpu0", ...
+    budget_bytes: int
+    terms: dict[str, int]  # weights, kv_cache, compute, output, overhead, prompt_cache, draft, projector: bytes
+    total_bytes: int
+
+
+class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that does fit, planned the same way."""
+
+    flags: str  # as typed on the command line, e.g. "--max-num-seqs 1 --max-seq-len 4096"
+    total_bytes: int
+    note: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model needs, what there is, what was chosen and why. `laya plan --json` is this."""
+
+    model: str
+    fits: bool
+    devices: list[DevicePlan]
+    settings: PlannedSettings
+    reasons: dict[str, str]  # setting -> why it has this value; only settings that were chosen, not asked
+    suggestions: list[Suggestion]
+    verdict: str  # one line, article B's 80 % rule
+    exact: bool = True  # False: the architecture is unknown and the figures are a named upper bound
+    notes: list[str] = []
+
+    @property
+    def need_bytes(self) -> int:
+        return sum(device.total_bytes for device in self.devices)
+
+    @property
+    def budget_bytes(self) -> int:
+        return sum(device.budget_bytes for device in self.devices)
+
+
+class EngineAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a running engine listens and how to speak to it."""
+
+    host: str
+    port: int
+    api_key: str | None
+    cancels_whole: bool  # True: a whole (non-streamed) answer is cancelled when the client leaves, so it is relayed raw
+
+
+ModelState = Literal["unloaded", "loading", "ready", "draining", "failed"]
+
+
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One model as `laya ps`, /admin/state and the metrics show it."""
+
+    id: str
+    state: ModelState
+    task: Task
+    since_s: float
+    plan: Plan | None = None
+    measured_bytes: int | None = None  # peak resident bytes of the child
+    pid: int | None = None
+    error: str | None = None
+    restarts: int = 0
+    extra: dict[str, Any] = {}
