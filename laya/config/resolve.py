@@ -1,0 +1,147 @@
+"""Owns: the built-in defaults of a model's settings and how the levels of the config are merged. Knows no file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from laya.config.schema import Config, ModelConfig, ModelSettings, SamplingDefaults
+from laya.types import AskedSettings, Task
+
+_Level = TypeVar("_Level", bound=ModelSettings)
+
+
+class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one model, every field decided; None means auto (or none, where there is nothing to choose)."""
+
+    id: str
+    source: str | None = None
+    aliases: tuple[str, ...] = ()
+    engine: Literal["llamacpp"] = "llamacpp"
+    engine_path: Path | None = None
+    task: Task = "chat"
+    max_seq_len: int | None = None  # tokens per sequence
+    max_num_seqs: int | None = None
+    kv_cache_dtype: str = "f16"
+    kv_pool_tokens: int | None = None
+    default_max_tokens: int = 1024
+    enable_streaming: bool = True
+    quantization: str | None = None
+    n_threads: int | None = None
+    gpu_layers: int | None = None
+    experts_on_cpu: int | None = None
+    gpus: tuple[int, ...] = ()
+    replicas: int = 1
+    mmap: bool = True
+    mmproj: Path | None = None
+    draft: Path | None = None
+    lora: tuple[Path, ...] = ()
+    chat_template: str | None = None  # the template itself, never a file name
+    ttl_s: float | None = None  # None: never unloaded for being idle
+    pinned: bool = False
+    preload: bool = False
+    overflow: Literal["refuse", "trim"] = "refuse"
+    queue_size: int = 64
+    queue_timeout_s: float = 60
+    load_timeout_s: float = 300
+    args: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}  # sampling values, named as in a request body
+    fixed: frozenset[str] = frozenset()  # what the user decided; the fit may change anything else
+
+    def asked(self) -> AskedSettings:
+        """What the planner is asked for: the settings the user decided, None for the rest."""
+        return AskedSettings(
+            max_seq_len=self.max_seq_len,
+            max_num_seqs=self.max_num_seqs,
+            kv_cache_dtype=self.kv_cache_dtype if "kv_cache_dtype" in self.fixed else None,
+            kv_pool_tokens=self.kv_pool_tokens,
+            n_threads=self.n_threads,
+            task=self.task,
+            mmap=self.mmap,
+            mmproj_path=self.mmproj,
+            draft_path=self.draft,
+        )
+
+
+SETTING_NAMES = tuple(field.name for field in msgspec.structs.fields(ModelSettings))
+_PATHS = frozenset({"engine_path", "mmproj", "draft"})
+_MERGED = frozenset({"args", "defaults"})  # their members are merged one by one; every other setting as a whole
+
+
+def resolve(config: Config, model_id: str) -> ResolvedModel:
+    """See `Config.for_model`."""
+    canonical_id, entry = _find(config, model_id)
+    said = _said(config)
+    for name, value in _said(entry).items():
+        said[name] = said.get(name, {}) | value if name in _MERGED else value
+    decided = {name: value for name, value in said.items() if value not in ("auto", None)}
+    if decided.get("quantization") == "none":
+        del decided["quantization"]
+    ttl_s = decided.pop("ttl", None)
+    return ResolvedModel(
+        id=canonical_id,
+        source=entry.source,
+        aliases=tuple(entry.aliases),
+        ttl_s=None if ttl_s is None or ttl_s < 0 else ttl_s,
+        fixed=frozenset(decided),
+        **{name: _shape(name, value) for name, value in decided.items()},
+    )
+
+
+def with_settings(config: Config, settings: dict[str, Any], model_id: str | None = None) -> Config:
+    """A copy in which these checked settings win: for one model, or for every model when no id is given.
+
+    `settings` is what `parse_engine_flags` returns or `parse_settings` accepts.
+    """
+    changed = _said_entry(settings)
+    models = dict(config.models)
+    if model_id is not None:
+        canonical_id, entry = _find(config, model_id)
+        models[canonical_id] = _with(entry, changed)
+        return msgspec.structs.replace(config, models=models)
+    shared = {name: value for name, value in changed.items() if name in SETTING_NAMES}
+    models = {name: _with(entry, shared) for name, entry in models.items()}
+    return msgspec.structs.replace(_with(config, shared), models=models)
+
+
+def _with(level: _Level, changed: dict[str, Any]) -> _Level:
+    """A copy of one level of the config with these settings; members of `args` and `defaults` are added."""
+    said = _said(level)
+    merged = {name: said.get(name, {}) | value for name, value in changed.items() if name in _MERGED}
+    if "defaults" in merged:
+        merged["defaults"] = msgspec.convert(merged["defaults"], SamplingDefaults)
+    return msgspec.structs.replace(level, **(changed | merged))
+
+
+def _find(config: Config, name: str) -> tuple[str, ModelConfig]:
+    if name in config.models:
+        return name, config.models[name]
+    for model_id, entry in config.models.items():
+        if name in entry.aliases:
+            return model_id, entry
+    return name, ModelConfig()
+
+
+def _said_entry(settings: dict[str, Any]) -> dict[str, Any]:
+    entry = msgspec.convert(settings, ModelConfig)
+    own = {name: getattr(entry, name) for name in ("source", "aliases") if name in settings}
+    return own | _said(entry)
+
+
+def _said(settings: ModelSettings) -> dict[str, Any]:
+    """The settings that are set at this level; sampling defaults as a dict."""
+    said = {name: getattr(settings, name) for name in SETTING_NAMES if getattr(settings, name) is not UNSET}
+    if "defaults" in said:
+        said["defaults"] = msgspec.to_builtins(said["defaults"])
+    return said
+
+
+def _shape(name: str, value: Any) -> Any:
+    if name in _PATHS:
+        return Path(value)
+    if name == "lora":
+        return tuple(Path(path) for path in value)
+    return tuple(value) if name == "gpus" else value

@@ -1,0 +1,246 @@
+"""Owns: the keys of config.yaml, their types, bounds and one-line meanings. Knows no file, no message, no room.
+
+The structs are the single truth: the JSON schema, config.example.yaml, the table of docs/config.md and the messages
+about wrong values are all derived from them. Model settings may stand at the top level, where they are the default of
+every model, or under `models.<id>`, where they win; `UNSET` means: not said here, so the next level up decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from laya.config.units import parse_budget
+from laya.types import MIB, Task
+
+if TYPE_CHECKING:
+    from laya.config.resolve import ResolvedModel
+
+Auto = Literal["auto"]
+Count = Annotated[int, Meta(ge=1)]
+Bytes = Annotated[int, Meta(ge=0, extra={"unit": "bytes"}, extra_json_schema={"x-unit": "bytes"})]
+Duration = Annotated[float, Meta(extra={"unit": "duration"}, extra_json_schema={"x-unit": "duration"})]
+Seconds = Annotated[float, Meta(gt=0)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+
+
+class SamplingDefaults(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Sampling values for requests that do not say; the names are those of the request body."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType = UNSET
+    top_p: Share | UnsetType = UNSET
+    top_k: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    min_p: Share | UnsetType = UNSET
+    typical_p: Share | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
+    stop: str | list[str] | UnsetType = UNSET
+    max_tokens: Count | UnsetType = UNSET
+    presence_penalty: Penalty | UnsetType = UNSET
+    frequency_penalty: Penalty | UnsetType = UNSET
+    repeat_penalty: Annotated[float, Meta(gt=0)] | UnsetType = UNSET
+    repeat_last_n: Annotated[int, Meta(ge=-1)] | UnsetType = UNSET
+
+
+class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a model."""
+
+    engine: Annotated[
+        Literal["llamacpp"] | UnsetType,
+        Meta(description="What runs the model."),
+    ] = UNSET
+    engine_path: Annotated[
+        str | UnsetType | None,
+        Meta(description="Your own llama-server binary instead of the one that comes with Laya."),
+    ] = UNSET
+    task: Annotated[
+        Task | UnsetType,
+        Meta(description="What the model is for; an engine is loaded for one task only."),
+    ] = UNSET
+    max_seq_len: Annotated[
+        # Below this a chat template alone fills the window, and llama.cpp asserts instead of answering.
+        Annotated[int, Meta(ge=16)] | Auto | UnsetType,
+        Meta(description="Tokens of one sequence, prompt and answer together; auto = what fits, at most 32768."),
+    ] = UNSET
+    max_num_seqs: Annotated[
+        Annotated[int, Meta(ge=1, le=256)] | Auto | UnsetType,
+        Meta(description="Sequences computed at once; each one holds its own KV cache."),
+    ] = UNSET
+    kv_cache_dtype: Annotated[
+        str | UnsetType,
+        Meta(description="Type of the KV cache: auto, f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl."),
+    ] = UNSET
+    kv_pool_tokens: Annotated[
+        Count | Auto | UnsetType,
+        Meta(description="Tokens held at once by all sequences; below max_seq_len x max_num_seqs = a shared pool."),
+    ] = UNSET
+    default_max_tokens: Annotated[
+        Count | UnsetType,
+        Meta(description="Ceiling of an answer whose request has no max_tokens, where a pool is shared."),
+    ] = UNSET
+    enable_streaming: Annotated[
+        bool | UnsetType,
+        Meta(description="true: stream when the request asks for it; false: always answer whole."),
+    ] = UNSET
+    quantization: Annotated[
+        str | UnsetType | None,
+        Meta(description="none or auto: the file as it is; awq and gptq are refused until an engine runs them."),
+    ] = UNSET
+    n_threads: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | Auto | UnsetType,
+        Meta(description="CPU threads of the engine; auto = the cores, shared out among engines that may run at once."),
+    ] = UNSET
+    gpu_layers: Annotated[
+        Annotated[int, Meta(ge=0)] | Literal["auto", "all"] | UnsetType,
+        Meta(description="Layers on the GPU; auto or 0 until a GPU engine is there."),
+    ] = UNSET
+    experts_on_cpu: Annotated[
+        Annotated[int, Meta(ge=0)] | Auto | UnsetType,
+        Meta(description="Layers whose experts stay in RAM; auto or 0 until a GPU engine is there."),
+    ] = UNSET
+    gpus: Annotated[
+        list[Annotated[int, Meta(ge=0)]] | UnsetType,
+        Meta(description="GPUs to use, by number; empty until a GPU engine is there."),
+    ] = UNSET
+    replicas: Annotated[
+        Count | UnsetType,
+        Meta(description="Engines running this model; 1 until placing several is there."),
+    ] = UNSET
+    mmap: Annotated[
+        bool | UnsetType,
+        Meta(description="Map the weights from the file instead of copying them into memory."),
+    ] = UNSET
+    mmproj: Annotated[
+        str | UnsetType | None,
+        Meta(description="File of the projector that lets the model see images."),
+    ] = UNSET
+    draft: Annotated[
+        str | UnsetType | None,
+        Meta(description="File of a small draft model for speculative decoding."),
+    ] = UNSET
+    lora: Annotated[
+        list[str] | UnsetType,
+        Meta(description="Files of LoRA adapters to apply."),
+    ] = UNSET
+    chat_template: Annotated[
+        str | UnsetType | None,
+        Meta(description="Jinja template, or the file that holds it, instead of the one in the model."),
+    ] = UNSET
+    ttl: Annotated[
+        Duration | UnsetType | None,
+        Meta(description="Unload after this time without a request: seconds, or 5m, 1h; -1 or null = never."),
+    ] = UNSET
+    pinned: Annotated[
+        bool | UnsetType,
+        Meta(description="Never unload to make room for another model."),
+    ] = UNSET
+    preload: Annotated[
+        bool | UnsetType,
+        Meta(description="Load when the server starts instead of at the first request."),
+    ] = UNSET
+    overflow: Annotated[
+        Literal["refuse", "trim"] | UnsetType,
+        Meta(description="What happens to a prompt longer than max_seq_len; trim is refused until it is there."),
+    ] = UNSET
+    queue_size: Annotated[
+        Annotated[int, Meta(ge=0)] | UnsetType,
+        Meta(description="Requests that may wait for a free sequence; the next one gets 429."),
+    ] = UNSET
+    queue_timeout_s: Annotated[
+        Seconds | UnsetType,
+        Meta(description="Seconds a request may wait for a free sequence before it gets 503."),
+    ] = UNSET
+    load_timeout_s: Annotated[
+        Seconds | UnsetType,
+        Meta(description="Seconds an engine may take from its start to its first token."),
+    ] = UNSET
+    args: Annotated[
+        dict[str, Any] | UnsetType,
+        Meta(description="More flags for the engine, by their long name; one that fights the plan is refused."),
+    ] = UNSET
+    defaults: Annotated[
+        SamplingDefaults | UnsetType,
+        Meta(description="Sampling values for requests that do not say, such as temperature or top_p."),
+    ] = UNSET
+
+
+class ModelConfig(ModelSettings, kw_only=True, forbid_unknown_fields=True):
+    """One entry under `models`: settings of this model alone, and where it comes from."""
+
+    source: Annotated[
+        str | None,
+        Meta(description="Where the model is: pypi://PACKAGE==VERSION, hf://org/repo:file, a URL or a path."),
+    ] = None
+    aliases: Annotated[list[str], Meta(description="Other names a request may use.")] = []
+
+
+class ApiKey(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """An API key, known by its hash only."""
+
+    name: Annotated[str, Meta(min_length=1, description="Who uses the key; shown in logs and metrics.")]
+    sha256: Annotated[Sha256, Meta(description="SHA-256 of the key, as `laya config hash-key` prints it.")]
+
+
+class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The port, who may use it, and how long a slow client is waited for."""
+
+    host: Annotated[str, Meta(description="Address to listen on; other than loopback needs an API key.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port of the API, the page and the metrics.")] = 8000
+    api_keys: Annotated[
+        list[ApiKey], Meta(description="Keys by hash; `laya config hash-key` makes one. None = loopback only.")
+    ] = []
+    max_body_bytes: Annotated[Bytes, Meta(description="Largest request body: bytes, or 16MiB.")] = 16 * MIB
+    header_timeout_s: Annotated[Seconds, Meta(description="Seconds a client may take to send a request's head.")] = 10
+    body_timeout_s: Annotated[Seconds, Meta(description="Seconds a client may take to send a request's body.")] = 30
+    keep_alive_s: Annotated[Seconds, Meta(description="Seconds an idle connection is kept open.")] = 60
+    cors_origins: Annotated[list[str], Meta(description="Origins whose pages may call the API from a browser.")] = []
+
+
+class MemoryConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How much memory all models together may take."""
+
+    budget: Annotated[
+        str | int | None, Meta(description="80% of what is available, or an amount such as 12GiB; null = 80%.")
+    ] = None
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget when it was given as an amount, in bytes."""
+        share_or_bytes = parse_budget(self.budget)
+        return share_or_bytes if isinstance(share_or_bytes, int) else None
+
+    @property
+    def budget_share(self) -> float:
+        """The budget as a share of the memory that is available; 1.0 when it was given as an amount."""
+        share_or_bytes = parse_budget(self.budget)
+        return share_or_bytes if isinstance(share_or_bytes, float) else 1.0
+
+
+class Config(ModelSettings, kw_only=True, forbid_unknown_fields=True):
+    """The whole of config.yaml; `Config()` is complete and is what runs when there is no file."""
+
+    version: Annotated[Literal[1], Meta(description="Version of this file's form.")] = 1
+    models_dir: Annotated[
+        str, Meta(description="Folder whose GGUF files and Hugging Face folders are served by name.")
+    ] = "./models"
+    server: Annotated[ServerConfig, Meta(description="The port, the keys and the limits of a request.")] = (
+        msgspec.field(default_factory=ServerConfig)
+    )
+    memory: Annotated[MemoryConfig, Meta(description="How much memory all models together may take.")] = msgspec.field(
+        default_factory=MemoryConfig
+    )
+    models: Annotated[
+        dict[str, ModelConfig], Meta(description="Settings of single models, by the name requests use.")
+    ] = msgspec.field(default_factory=dict)
+
+    def for_model(self, model_id: str) -> ResolvedModel:
+        """Every setting of a model decided: its own entry over the top level over the built-in defaults.
+
+        `model_id` may be an id or an alias under `models`, or any other name, which gets the top level's settings.
+        """
+        from laya.config.resolve import resolve  # resolve.py is made of these structs
+
+        return resolve(self, model_id)

@@ -1,0 +1,81 @@
+"""Owns: how users write amounts of memory and spans of time, and what these mean in bytes and seconds."""
+
+from __future__ import annotations
+
+import re
+
+from laya.errors import ConfigError
+from laya.types import GIB, KIB, MIB
+
+DEFAULT_BUDGET_SHARE = 0.8
+TIB = 1024 * GIB
+# A bare letter is binary, as it is for systemd and Docker.
+BYTES_PER_UNIT = {
+    "": 1, "b": 1,
+    "k": KIB, "kib": KIB, "kb": 10**3,
+    "m": MIB, "mib": MIB, "mb": 10**6,
+    "g": GIB, "gib": GIB, "gb": 10**9,
+    "t": TIB, "tib": TIB, "tb": 10**12,
+}  # fmt: skip
+SECONDS_PER_UNIT = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+BYTES_PATTERN = r"^\s*\d+(\.\d+)?\s*([kKmMgGtT]([iI]?[bB])?|[bB])?\s*$"
+DURATION_PATTERN = r"^\s*(-1|(\d+(\.\d+)?(ms|s|m|h|d)?)+)\s*$"
+BUDGET_PATTERN = rf"^\s*\d+(\.\d+)?\s*%\s*$|{BYTES_PATTERN}"
+
+
+def parse_bytes(value: str | float) -> int:
+    """Bytes of `16777216`, `"16MiB"` or `"1.5 GB"`. Raises ConfigError for anything else."""
+    if isinstance(value, int):
+        return value
+    if not isinstance(value, str) or not re.match(BYTES_PATTERN, value):
+        raise ConfigError(f"{value!r} is not an amount of memory: write bytes, or for example 16MiB")
+    number, unit = re.findall(r"([\d.]+)\s*([a-zA-Z]*)", value)[0]
+    return round(float(number) * BYTES_PER_UNIT[unit.lower()])
+
+
+def parse_duration(value: str | float) -> float:
+    """Seconds of `300`, `"5m"`, `"1h30m"`; -1 stands for never. Raises ConfigError for anything else."""
+    if isinstance(value, (int, float)):
+        seconds = float(value)
+    elif re.match(DURATION_PATTERN, value):
+        parts = re.findall(r"(-?[\d.]+)(ms|[smhd]?)", value)
+        seconds = sum(float(number) * SECONDS_PER_UNIT[unit] for number, unit in parts)
+    else:
+        raise ConfigError(f"{value!r} is not a time: write seconds, or for example 5m or 1h; -1 is never")
+    if seconds < 0 and seconds != -1:
+        raise ConfigError(f"{value!r} is before now: write seconds, or -1 for never")
+    return seconds
+
+
+def parse_budget(value: str | int | None) -> float | int:
+    """A float is a share (0 to 1] of the available memory, an int is bytes. None is 80 %. Raises ConfigError."""
+    if value is None:
+        return DEFAULT_BUDGET_SHARE
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return _parse_share(value)
+    try:
+        budget_bytes = parse_bytes(value)
+    except ConfigError:
+        raise ConfigError(f"{value!r} is not a budget: write a share such as 80% or an amount such as 12GiB") from None
+    if budget_bytes < MIB:
+        raise ConfigError(f"{value!r} is {budget_bytes} bytes, less than any model: write a unit, such as {value}GiB")
+    return budget_bytes
+
+
+def _parse_share(value: str) -> float:
+    try:
+        share = float(value.strip()[:-1]) / 100
+    except ValueError:
+        raise ConfigError(f"{value!r} is not a budget: write a share such as 80%") from None
+    if not 0 < share <= 1:
+        raise ConfigError(f"{value!r} is not a share of memory: it must be above 0% and at most 100%")
+    return share
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest way to write a span, e.g. `5m`, `90s`."""
+    for unit, unit_s in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= unit_s and seconds % unit_s == 0:
+            return f"{seconds / unit_s:g}{unit}"
+    return f"{seconds:g}s"
