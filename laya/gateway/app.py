@@ -1,0 +1,223 @@
+"""Owns: every answer that is not inference: models, health, metrics, admin. A Starlette app beside the hot path.
+
+Knows the fleet's public face; starts and stops nothing by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+import laya
+from laya.errors import InvalidRequest, LayaError, NotFound, nearest
+from laya.gateway.auth import KeyRing
+from laya.gateway.endpoint import Endpoint
+from laya.gateway.fleet import Fleet
+from laya.gateway.protocol import HOT_PATHS
+from laya.metrics import GatewayStats, LayaCollector
+from laya.routing import NATIVE
+
+Scope = MutableMapping[str, Any]
+ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
+_OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+_ENCODER = msgspec.json.Encoder(enc_hook=str)
+_STARTED_UNIX_S = int(time.time())
+
+
+def reply(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(_ENCODER.encode(body), status, headers, "application/json")
+
+
+class Guard:
+    """ASGI middleware: the key check, and the request id on every answer."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        request_id = next((value for name, value in headers if name == b"x-request-id" and len(value) <= 128), None)
+
+        async def send_with_id(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start" and request_id is not None:
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
+            await send(message)
+
+        app: Any = self._app
+        if scope["path"] not in _OPEN_PATHS:
+            authorization = next((value for name, value in headers if name == b"authorization"), None)
+            try:
+                self._keys.check(authorization, headers)
+            except LayaError as error:
+                app = reply(error.body(), error.http_status, error.headers())
+        await app(scope, receive, send_with_id)
+
+
+class Desk:
+    """The handlers."""
+
+    def __init__(self, fleet: Fleet, stats: GatewayStats) -> None:
+        self._fleet = fleet
+        self._registry = CollectorRegistry()
+        self._registry.register(
+            LayaCollector(stats, fleet.statuses, lambda: fleet.budget().bytes, fleet.kv_tokens)
+        )
+        self._stats = stats
+        self.preloads_pending = 0
+
+    async def root(self, request: Request) -> Response:
+        links = {"openai_base_url": "/v1", "models": "/v1/models", "state": "/admin/state", "metrics": "/metrics"}
+        return reply({"name": "laya", "version": laya.__version__, **links})
+
+    async def health(self, request: Request) -> Response:
+        return reply({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        if self.preloads_pending:
+            return reply({"status": "loading", "models": self.preloads_pending}, 503, {"retry-after": "1"})
+        return reply({"status": "ready"})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def models(self, request: Request) -> Response:
+        data = [await self._model(endpoint) for endpoint in self._fleet.endpoints.values()]
+        return reply({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        return reply(await self._model(self._fleet.find(request.path_params["model_id"])))
+
+    async def _model(self, endpoint: Endpoint) -> dict[str, Any]:
+        window = await self._fleet.window(endpoint)
+        return {
+            "id": endpoint.model_id,
+            "object": "model",
+            "created": _STARTED_UNIX_S,
+            "owned_by": "laya",
+            "context_length": window,
+            "max_model_len": window,
+            "task": endpoint.settings.task,
+            "loaded": endpoint.pool is not None,
+            "aliases": self._fleet.aliases(endpoint),
+        }
+
+    async def state(self, request: Request) -> Response:
+        fleet, stats = self._fleet, self._stats
+        now_s = time.monotonic()
+        budget = fleet.budget()
+        by_id = {endpoint.model_id: endpoint for endpoint in fleet.endpoints.values()}
+        models = []
+        for status in fleet.statuses():
+            endpoint = by_id[status.id]
+            shown = msgspec.to_builtins(status, enc_hook=str)
+            shown |= {
+                "requests": [exchange.as_state(now_s) for exchange in (*endpoint.live, *endpoint.queue)],
+                "queued": len(endpoint.queue),
+                "running": len(endpoint.live),
+                "pinned": endpoint.settings.pinned,
+                "ttl_s": endpoint.settings.ttl_s,
+                "idle_s": None if endpoint.is_busy else round(now_s - endpoint.last_used_s, 1),
+            }
+            models.append(shown)
+        return reply(
+            {
+                "version": laya.__version__,
+                "native_core": NATIVE,
+                "memory": {
+                    "device": "cpu",
+                    "budget_bytes": budget.bytes,
+                    "limit": budget.limit,
+                    "reserved_bytes": fleet.ledger.reserved("cpu"),
+                },
+                "arrivals": stats.arrivals,
+                "in_flight": stats.in_flight,
+                "outcomes": stats.outcomes,
+                "models": models,
+            }
+        )
+
+    async def load(self, request: Request) -> Response:
+        endpoint = self._fleet.find(request.path_params["model_id"])
+        await self._fleet.load(endpoint)
+        return await self._shown(endpoint)
+
+    async def unload(self, request: Request) -> Response:
+        endpoint = self._fleet.find(request.path_params["model_id"])
+        await self._fleet.unload(endpoint)
+        return await self._shown(endpoint)
+
+    async def _shown(self, endpoint: Endpoint) -> Response:
+        status = next(status for status in self._fleet.statuses() if status.id == endpoint.model_id)
+        return reply(status)
+
+    async def logs(self, request: Request) -> Response:
+        endpoint = self._fleet.find(request.path_params["model_id"])
+        follow = request.query_params.get("follow", "false")
+        if follow not in ("true", "false", "1", "0"):
+            raise InvalidRequest(f"'follow' is '{follow}': expected true or false.", param="follow")
+        logs = self._fleet.supervisor.logs(endpoint.model_id)
+        if follow in ("true", "1"):
+            return StreamingResponse(_lines(logs.follow()), media_type="text/plain; charset=utf-8")
+        return Response("".join(line + "\n" for line in logs.lines()), media_type="text/plain; charset=utf-8")
+
+
+async def _lines(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    async for line in lines:
+        yield line + "\n"
+
+
+def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
+    """All cold routes. A hot path that comes here came with the wrong method."""
+    admin = "/admin/models/{model_id:path}"
+    routes = [
+        Route("/", desk.root),
+        Route("/health", desk.health),
+        Route("/ready", desk.ready),
+        Route("/metrics", desk.metrics),
+        Route("/v1/models", desk.models),
+        Route("/v1/models/{model_id:path}", desk.model),
+        Route("/admin/state", desk.state),
+        Route(admin + "/load", desk.load, methods=["POST"]),
+        Route(admin + "/unload", desk.unload, methods=["POST"]),
+        Route(admin + "/logs", desk.logs),
+    ]
+    known = [route.path for route in routes] + [path.decode() for path in HOT_PATHS]
+
+    def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path
+        if error.status_code == 405 or path.encode() in HOT_PATHS:
+            allow = "POST" if path.encode() in HOT_PATHS else (error.headers or {}).get("Allow", "GET")
+            fault: LayaError = MethodNotAllowed(f"{request.method} is not allowed on {path}; use {allow}.")
+            return reply(fault.body(), 405, {"allow": allow})
+        close = nearest(path, known)
+        fault = NotFound(f"There is nothing at {path}." + (f" Did you mean {close}?" if close else ""))
+        return reply(fault.body(), 404, fault.headers())
+
+    def on_fault(request: Request, error: Exception) -> Response:
+        assert isinstance(error, LayaError)
+        return reply(error.body(), error.http_status, error.headers())
+
+    app = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={HTTPException: on_http_error, LayaError: on_fault},
+    )
+    return Guard(app, keys)
+
+
+class MethodNotAllowed(InvalidRequest):
+    code, http_status = "method_not_allowed", 405

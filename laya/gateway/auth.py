@@ -1,0 +1,69 @@
+"""Owns: who may speak to this server. Keys are kept as SHA-256 digests and compared in constant time.
+
+With no key configured the server listens on loopback only, and answers only to loopback names, so that a web page that
+a user visits cannot reach it under a name of its own (DNS rebinding) or post to it from another origin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from laya.errors import Forbidden, InvalidApiKey
+
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
+
+
+class KeyRing:
+    """The keys of this server: name -> SHA-256 hex digest."""
+
+    def __init__(self, digests: Iterable[tuple[str, str]], origins: Iterable[str] = ()) -> None:
+        self._keys = [(name, bytes.fromhex(digest)) for name, digest in digests]
+        self._origins = frozenset(origins)
+        self._seen_hosts: set[bytes] = set()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._keys
+
+    def check(self, authorization: bytes | None, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        """The name of the key, or None where no key is needed. Raises InvalidApiKey or Forbidden."""
+        if not self._keys:
+            self._check_local(headers)
+            return None
+        if authorization is None:
+            raise InvalidApiKey("No API key: send it as 'Authorization: Bearer KEY'.")
+        scheme, _, key = authorization.partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        found = None
+        for name, known in self._keys:
+            if hmac.compare_digest(digest, known):
+                found = name
+        if found is None or scheme.lower() != b"bearer":
+            raise InvalidApiKey("The API key is not one of this server's.")
+        return found
+
+    def _check_local(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        for name, value in headers:
+            if name == b"host":
+                if value not in self._seen_hosts:
+                    self._check_host(value)
+            elif name == b"origin":
+                self._check_origin(value.decode("latin-1"))
+
+    def _check_host(self, value: bytes) -> None:
+        host = value.decode("latin-1").rsplit(":", 1)[0] if not value.endswith(b"]") else value.decode("latin-1")
+        if host.lower() not in _LOOPBACK_NAMES and not host.startswith("127."):
+            raise Forbidden(
+                f"Without an API key this server answers to loopback names only, not to '{host}'. "
+                f"`laya serve --lan` makes a key."
+            )
+        if len(self._seen_hosts) < 16:
+            self._seen_hosts.add(value)
+
+    def _check_origin(self, origin: str) -> None:
+        host = urlsplit(origin).hostname or origin
+        if host not in _LOOPBACK_NAMES and origin not in self._origins:
+            raise Forbidden(f"Requests from the origin '{origin}' are not allowed (server.cors_origins).")

@@ -1,0 +1,225 @@
+"""Owns: what a request body may say: its fields, their ranges, and the edit that turns it into the engine's body.
+
+A body is decoded twice and never fully: once into a typed head that validates the fields Laya acts on (messages stay
+undecoded but for their roles), once as `dict[str, Raw]` so that top-level fields are replaced without re-encoding the
+rest. Knows nothing of sockets, models or engines.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from laya.errors import InvalidRequest, LayaError
+from laya.types import EndpointKind
+
+Raw: TypeAlias = msgspec.Raw
+
+Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+ChoiceCount = Annotated[int, msgspec.Meta(ge=1, le=128)]
+Role = Literal["system", "user", "assistant", "tool", "developer", "function"]
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class MessageHead(msgspec.Struct):
+    role: Role
+    content: str | list[Raw] | None = None
+    tool_calls: list[Raw] | None = None
+    function_call: Raw | None = None
+
+
+class RequestHead(msgspec.Struct):
+    """Fields that every generating endpoint shares."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: ChoiceCount | None = None
+    max_tokens: TokenCount | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | list[Raw] | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class ChatHead(RequestHead):
+    messages: Annotated[list[MessageHead], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=list)
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    tools: list[Raw] | None = None
+    tool_choice: str | dict[str, Raw] | None = None
+    response_format: dict[str, Raw] | None = None
+
+
+class CompletionHead(RequestHead):
+    prompt: str | list[str | int | list[int]] = ""
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class EmbeddingHead(msgspec.Struct):
+    input: str | list[str | int | list[int]] = ""
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: TokenCount | None = None
+    user: str | None = None
+
+
+class RerankHead(msgspec.Struct):
+    query: str = ""
+    documents: Annotated[list[str | dict[str, Raw]], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=list)
+    model: str | None = None
+    top_n: TokenCount | None = None
+    user: str | None = None
+
+
+Head: TypeAlias = ChatHead | CompletionHead | EmbeddingHead | RerankHead
+
+_DECODERS: dict[EndpointKind, msgspec.json.Decoder[Any]] = {
+    EndpointKind.CHAT: msgspec.json.Decoder(ChatHead),
+    EndpointKind.COMPLETION: msgspec.json.Decoder(CompletionHead),
+    EndpointKind.EMBEDDING: msgspec.json.Decoder(EmbeddingHead),
+    EndpointKind.RERANK: msgspec.json.Decoder(RerankHead),
+}
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_ENCODER = msgspec.json.Encoder()
+_REQUIRED = {
+    EndpointKind.CHAT: "messages",
+    EndpointKind.COMPLETION: "prompt",
+    EndpointKind.EMBEDDING: "input",
+    EndpointKind.RERANK: "documents",
+}
+_PATH = re.compile(r"(.*?)(?: - at `\$(.*)`)?$", re.S)
+
+
+class ParsedBody:
+    """A validated request body. `prompt_bound_tokens` is an upper bound: a token never covers less than a byte."""
+
+    __slots__ = ("_fields", "data", "head", "kind", "max_tokens", "n_seqs", "prompt_bound_tokens")
+
+    def __init__(self, kind: EndpointKind, data: bytes, head: Head) -> None:
+        self.kind = kind
+        self.data = data
+        self.head = head
+        self._fields: dict[str, Raw] | None = None
+        self.max_tokens: int | None = None
+        self.n_seqs = 1
+        self.prompt_bound_tokens = len(data)
+        if isinstance(head, ChatHead):
+            self.max_tokens = head.max_completion_tokens or head.max_tokens
+            self.n_seqs = head.n or 1
+            self.prompt_bound_tokens += 16 * len(head.messages)
+        elif isinstance(head, CompletionHead):
+            self.max_tokens = head.max_tokens
+            self.n_seqs = (head.n or 1) * _prompt_count(head.prompt)
+
+    @property
+    def wants_stream(self) -> bool:
+        return isinstance(self.head, RequestHead) and bool(self.head.stream)
+
+    @property
+    def wants_usage_event(self) -> bool:
+        head = self.head
+        return isinstance(head, RequestHead) and bool(head.stream_options and head.stream_options.include_usage)
+
+    @property
+    def session(self) -> str | None:
+        """The conversation this belongs to, as far as the body says."""
+        head = self.head
+        if isinstance(head, RequestHead):
+            return head.prompt_cache_key or head.user
+        return head.user
+
+    @property
+    def fields(self) -> dict[str, Raw]:
+        if self._fields is None:
+            self._fields = _FIELDS.decode(self.data)
+        return self._fields
+
+    def edited(self, changes: dict[str, Any], drop: tuple[str, ...] = ()) -> bytes:
+        """The body with top-level fields replaced or dropped; everything else is passed on byte for byte."""
+        fields: dict[str, Any] = dict(self.fields)
+        for name in drop:
+            fields.pop(name, None)
+        fields.update(changes)
+        return _ENCODER.encode(fields)
+
+
+def _prompt_count(prompt: str | list[Any]) -> int:
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        return len(prompt)
+    return 1
+
+
+def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
+    """Decode and validate. Raises InvalidRequest that names the field and the value."""
+    try:
+        head = _DECODERS[kind].decode(data)
+    except msgspec.ValidationError as error:
+        raise _explain(error, data) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}") from None
+    required = _REQUIRED[kind]
+    if not getattr(head, required):
+        raise InvalidRequest(f"'{required}' is missing or empty.", param=required)
+    if isinstance(head, ChatHead):
+        _check_messages(head.messages)
+    elif isinstance(head, CompletionHead):
+        _check_completion(head)
+    return ParsedBody(kind, data, head)
+
+
+def _check_messages(messages: list[MessageHead]) -> None:
+    for index, message in enumerate(messages):
+        if message.content is None and (message.role != "assistant" or not (message.tool_calls or message.function_call)):
+            raise InvalidRequest(
+                f"messages[{index}] with role '{message.role}' has no content.", param=f"messages[{index}].content"
+            )
+
+
+def _check_completion(head: CompletionHead) -> None:
+    if head.echo:
+        raise InvalidRequest("'echo' is not supported: engines here give no logprobs of the prompt.", param="echo")
+    if head.suffix:
+        raise InvalidRequest("'suffix' is not supported on this endpoint.", param="suffix")
+    if head.best_of is not None and head.best_of > (head.n or 1):
+        raise InvalidRequest(f"'best_of' ({head.best_of}) above 'n' is not supported.", param="best_of")
+
+
+def _explain(error: msgspec.ValidationError, data: bytes) -> LayaError:
+    """msgspec names the place; users also want the value that stands there."""
+    match = _PATH.match(str(error))
+    reason, path = (match.group(1), match.group(2)) if match else (str(error), None)
+    reason = reason.replace("`", "'")
+    if not path:
+        return InvalidRequest(f"The request body has the wrong shape: {reason}.")
+    where = path.lstrip(".")
+    value = _value_at(data, where)
+    return InvalidRequest(f"'{where}' is {value}: {reason}.", param=where)
+
+
+def _value_at(data: bytes, where: str) -> str:
+    value = msgspec.json.decode(data)
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", where):
+        try:
+            value = value[int(index)] if index else value[name]
+        except (KeyError, IndexError, TypeError):
+            return "not right"
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else text[:57] + "..."

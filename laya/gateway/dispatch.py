@@ -1,0 +1,347 @@
+"""Owns: the one way of a request. Routing, memory and engines meet here and nowhere else.
+
+1 parse the body, 2 route to an endpoint, 3 admit (reserve, queue or refuse), 4 have the engine ready, 5 relay the answer,
+6 settle. Steps 1 to 3 are plain calls that never wait; waiting is the endpoint's queue; 6 is one function that every
+outcome passes. A refusal is an outcome and is never tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laya.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    InvalidRequest,
+    LayaError,
+    ModelNotFound,
+    NotSupported,
+)
+from laya.gateway.body import ChatHead, CompletionHead, EmbeddingHead, ParsedBody, RequestHead, RerankHead, parse_body
+from laya.gateway.relay import relay_for
+from laya.gateway.upstream import UpstreamConnection
+from laya.routing import NO_ENDPOINT, UNKNOWN_MODEL
+from laya.types import EndpointKind
+
+if TYPE_CHECKING:
+    from laya.gateway.auth import KeyRing
+    from laya.gateway.endpoint import Endpoint
+    from laya.gateway.exchange import Exchange
+    from laya.gateway.fleet import Fleet
+    from laya.metrics import GatewayStats
+    from laya.routing import RequestRouter
+
+_ENGINE_PATHS = {
+    EndpointKind.CHAT: "/v1/chat/completions",
+    EndpointKind.COMPLETION: "/v1/completions",
+    EndpointKind.EMBEDDING: "/v1/embeddings",
+    EndpointKind.RERANK: "/v1/rerank",
+}
+_KIND_NAMES = {kind: kind.name.lower() for kind in EndpointKind}
+_TASK_OF = {
+    EndpointKind.CHAT: "chat",
+    EndpointKind.COMPLETION: "chat",
+    EndpointKind.EMBEDDING: "embed",
+    EndpointKind.RERANK: "rerank",
+}
+# what Laya asks of every stream: usage and prefill progress, both taken out again before the client
+_STREAM_FIELDS = {"stream": True, "stream_options": {"include_usage": True}, "return_progress": True}
+
+
+class Dispatcher:
+    """The six steps."""
+
+    def __init__(self, fleet: Fleet, router: RequestRouter, keys: KeyRing, stats: GatewayStats) -> None:
+        self.fleet = fleet
+        self.router = router
+        self.keys = keys
+        self.stats = stats
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def arrive(
+        self, exchange: Exchange, authorization: bytes | None, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        """A head was read on an inference path. What it already tells to be refused never reads its body."""
+        self.stats.arrivals += 1
+        self.stats.in_flight += 1
+        try:
+            exchange.key_name = self.keys.check(authorization, headers)
+            if exchange.header_model is not None and exchange.early_error is None:
+                self.fleet.find(exchange.header_model)
+        except LayaError as error:
+            exchange.early_error = error
+
+    def dispatch(self, exchange: Exchange) -> None:
+        """The body is complete and it is this exchange's turn on its connection."""
+        exchange.read_s = time.monotonic()
+        try:
+            parsed = exchange.parsed = parse_body(exchange.kind, bytes(exchange.body))  # 1 parse
+            endpoint = exchange.endpoint = self._route(exchange, parsed)  # 2 route
+            self._admit(exchange, endpoint)  # 3 admit
+        except LayaError as error:
+            exchange.fail(error)
+
+    # 2 route
+    def _route(self, exchange: Exchange, parsed: ParsedBody) -> Endpoint:
+        name = exchange.header_model or parsed.head.model
+        if name is None:
+            raise InvalidRequest(f"'model' is missing. This server has: {self.fleet.names_text()}.", param="model")
+        tokens = parsed.prompt_bound_tokens + (parsed.max_tokens or 0)
+        start_s = time.perf_counter()
+        index = self._choose(name, exchange, parsed, tokens)
+        self.stats.route.observe(time.perf_counter() - start_s)
+        if index == UNKNOWN_MODEL:
+            self.fleet.find(name)  # a file that was just dropped into models_dir, or model_not_found
+            index = self._choose(name, exchange, parsed, tokens)
+        if index == NO_ENDPOINT or index == UNKNOWN_MODEL:
+            raise EngineFailed(f"No engine of '{name}' can take requests now.")
+        exchange.routed_seqs, exchange.routed_tokens = parsed.n_seqs, tokens
+        endpoint = self.fleet.endpoints[index]
+        exchange.endpoint = endpoint
+        self._check_task(endpoint, exchange.kind)
+        return endpoint
+
+    def _choose(self, name: str, exchange: Exchange, parsed: ParsedBody, tokens: int) -> int:
+        return self.router.choose(
+            name,
+            session=exchange.header_session or parsed.session,
+            kind=exchange.kind,
+            streaming=parsed.wants_stream,
+            tokens=tokens,
+            n_seqs=parsed.n_seqs,
+        )
+
+    def _check_task(self, endpoint: Endpoint, kind: EndpointKind) -> None:
+        task = _TASK_OF[kind]
+        if endpoint.settings.task != task:
+            able = [other.model_id for other in self.fleet.endpoints.values() if other.settings.task == task]
+            hint = f"Models here that do: {', '.join(able)}." if able else f"No model here has `task: {task}`."
+            raise NotSupported(
+                f"The model '{endpoint.model_id}' is set up for the task '{endpoint.settings.task}', not '{task}'. {hint}",
+                param="model",
+            )
+
+    # 3 admit
+    def _admit(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        if endpoint.pool is None:
+            endpoint.enqueue(exchange)
+            self.fleet.wake(endpoint)  # 4 ready: the queue is pumped when the engine is there
+        elif self._must_count(exchange, endpoint):
+            self._spawn(self._count_then_admit(exchange, endpoint))
+        elif not endpoint.queue and endpoint.try_reserve(exchange):
+            self._relay(exchange, endpoint)
+        else:
+            endpoint.enqueue(exchange)
+
+    def pump(self, endpoint: Endpoint) -> None:
+        """Let in what waits, first come first served, as far as there is room."""
+        while endpoint.queue and endpoint.pool is not None:
+            exchange = endpoint.queue[0]
+            if exchange.outcome is not None:
+                endpoint.queue.popleft()
+                continue
+            if self._must_count(exchange, endpoint):
+                endpoint.queue.popleft()
+                self._spawn(self._count_then_admit(exchange, endpoint, first=True))
+                continue
+            try:
+                if not endpoint.try_reserve(exchange):
+                    return
+            except LayaError as error:
+                endpoint.queue.popleft()
+                exchange.fail(error)
+                continue
+            endpoint.queue.popleft()
+            self._relay(exchange, endpoint)
+
+    def _must_count(self, exchange: Exchange, endpoint: Endpoint) -> bool:
+        """Whether the bound from the prompt's bytes does not settle that it fits, so that tokens must be counted."""
+        parsed, planned = exchange.parsed, endpoint.planned
+        assert parsed is not None and planned is not None
+        if exchange.prompt_tokens is not None:
+            return False
+        bound = parsed.prompt_bound_tokens + endpoint.template_bytes
+        if isinstance(parsed.head, (EmbeddingHead, RerankHead)):
+            return bound > planned.n_ubatch
+        if parsed.max_tokens is None:
+            # the engine's own end of context is ours only where its slot is not padded and not shared
+            return bound > planned.max_seq_len or planned.slot_tokens != planned.max_seq_len
+        return bound + parsed.max_tokens > planned.max_seq_len
+
+    async def _count_then_admit(self, exchange: Exchange, endpoint: Endpoint, *, first: bool = False) -> None:
+        """Ask the engine's tokenizer, refuse or clamp by the exact number, go on with step 3."""
+        pool, parsed, planned = endpoint.pool, exchange.parsed, endpoint.planned
+        assert pool is not None and parsed is not None and planned is not None
+        try:
+            exchange.prompt_tokens = n_tokens = await self._count_tokens(endpoint, parsed)
+            if exchange.outcome is not None:
+                return
+            embeds = isinstance(parsed.head, (EmbeddingHead, RerankHead))
+            limit = planned.n_ubatch if embeds else planned.max_seq_len
+            if n_tokens > limit or (n_tokens == limit and not embeds):
+                param = "messages" if isinstance(parsed.head, ChatHead) else "input" if embeds else "prompt"
+                raise ContextLengthExceeded(limit, n_tokens, param=param)
+            room = planned.max_seq_len - n_tokens
+            if not embeds and parsed.max_tokens is not None and parsed.max_tokens > room:
+                exchange.extra_headers.append(b"x-laya-max-tokens: %d\r\n" % room)
+                parsed.max_tokens = room
+            if endpoint.pool is None:
+                self._admit(exchange, endpoint)
+            elif (first or not endpoint.queue) and endpoint.try_reserve(exchange):
+                self._relay(exchange, endpoint)
+            else:
+                endpoint.enqueue(exchange, first=first)
+        except LayaError as error:
+            exchange.fail(error)
+        except OSError as error:
+            exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' could not count the prompt: {error}"))
+
+    async def _count_tokens(self, endpoint: Endpoint, parsed: ParsedBody) -> int:
+        """Exact prompt tokens of one sequence (of the longest, where there are several prompts)."""
+        pool = endpoint.pool
+        assert pool is not None
+        head = parsed.head
+        if isinstance(head, ChatHead):
+            body = parsed.edited({}, drop=("stream", "n"))
+            status, answer = await pool.fetch("POST", "/v1/chat/completions/input_tokens", body)
+            if status != 200:
+                raise InvalidRequest(_message_of(answer))
+            return int(msgspec.json.decode(answer)["input_tokens"])
+        counts = [0]
+        for text in _texts_of(head):
+            if not isinstance(text, str):
+                counts.append(len(text))
+                continue
+            request = msgspec.json.encode({"content": text, "add_special": True})
+            status, answer = await pool.fetch("POST", "/tokenize", request)
+            if status != 200:
+                raise InvalidRequest(_message_of(answer))
+            counts.append(len(msgspec.json.decode(answer)["tokens"]))
+        return max(counts)
+
+    # 5 relay
+    def _relay(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        assert exchange.parsed is not None
+        exchange.sent_s = time.monotonic()
+        endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
+        exchange.upstream_body = self._engine_body(exchange, exchange.parsed, endpoint)
+        exchange.body = b""
+        self._send(exchange, endpoint, fresh=False)
+
+    def _engine_body(self, exchange: Exchange, parsed: ParsedBody, endpoint: Endpoint) -> bytes:
+        """The client's body with what Laya decides set in it."""
+        planned, pool = endpoint.planned, endpoint.pool
+        assert planned is not None and pool is not None
+        head = parsed.head
+        if not isinstance(head, RequestHead):
+            return parsed.edited({"model": endpoint.model_id})
+        changes: dict[str, Any] = {"model": endpoint.model_id}
+        for name, value in endpoint.settings.defaults.items():
+            if name not in parsed.fields:
+                changes[name] = value
+        if parsed.wants_stream or not pool.address.cancels_whole:
+            changes |= _STREAM_FIELDS
+        max_tokens = parsed.max_tokens
+        if max_tokens is None and planned.kv_unified:
+            max_tokens = endpoint.settings.default_max_tokens
+            if exchange.prompt_tokens is not None:
+                max_tokens = min(max_tokens, planned.max_seq_len - exchange.prompt_tokens)
+            exchange.extra_headers.append(b"x-laya-max-tokens: %d\r\n" % max_tokens)
+        elif max_tokens is None and exchange.prompt_tokens is not None:
+            max_tokens = planned.max_seq_len - exchange.prompt_tokens
+        if max_tokens is not None:
+            changes["max_tokens"] = max_tokens
+        if isinstance(head, CompletionHead) and head.logprobs == 0:
+            changes["logprobs"] = 1  # the engine takes 0 for none at all; the extra one is dropped again
+        return parsed.edited(changes, drop=("max_completion_tokens",))
+
+    def _send(self, exchange: Exchange, endpoint: Endpoint, *, fresh: bool) -> None:
+        pool = endpoint.pool
+        if pool is None:
+            exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' has just stopped."))
+            return
+        connection = None if fresh else pool.take()
+        if connection is not None:
+            self._write(exchange, endpoint, connection)
+            return
+
+        def connected(result: UpstreamConnection | OSError) -> None:
+            if isinstance(result, OSError):
+                exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' can't be reached: {result}"))
+            elif exchange.outcome is not None:
+                result.abort()
+            else:
+                self._write(exchange, endpoint, result)
+
+        pool.connect(connected)
+
+    def _write(self, exchange: Exchange, endpoint: Endpoint, connection: UpstreamConnection) -> None:
+        pool = endpoint.pool
+        if pool is None:
+            connection.abort()
+            exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' has just stopped."))
+            return
+        exchange.connection = connection
+        request = pool.request_bytes("POST", _ENGINE_PATHS[exchange.kind], exchange.upstream_body)
+        connection.send(request, relay_for(exchange))
+        if not exchange.deadline_s:  # it went straight through: what it took here is Laya's own time
+            self.stats.added.observe(time.monotonic() - exchange.read_s)
+
+    def send_again(self, exchange: Exchange) -> None:
+        """A kept connection turned out to be closed before it read the request: once more, on a new one."""
+        assert exchange.endpoint is not None
+        self._send(exchange, exchange.endpoint, fresh=True)
+
+    # 6 settle
+    def settle(self, exchange: Exchange) -> None:
+        """Release and count. Called once for each exchange, by `Exchange.finish`."""
+        outcome, endpoint, stats = exchange.outcome, exchange.endpoint, self.stats
+        assert outcome is not None
+        stats.in_flight -= 1
+        stats.outcomes[outcome] += 1
+        if endpoint is None:
+            stats.unknown.count(_KIND_NAMES[exchange.kind], outcome)
+            return
+        self.router.settle(endpoint.index, exchange.routed_tokens, exchange.routed_seqs)
+        endpoint.release(exchange)
+        model = endpoint.stats
+        model.count(_KIND_NAMES[exchange.kind], outcome)
+        if exchange.first_token_s:
+            model.ttft.observe(exchange.first_token_s - exchange.arrived_s)
+        if outcome == "served":
+            model.tokens_in += exchange.prompt_tokens or 0
+            model.tokens_out += exchange.n_tokens_out
+            if exchange.n_tokens_out > 1 and exchange.first_token_s:
+                per_token_s = (time.monotonic() - exchange.first_token_s) / (exchange.n_tokens_out - 1)
+                model.inter_token.observe(per_token_s)
+        self.pump(endpoint)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _texts_of(head: object) -> list[Any]:
+    """The prompts of a body that is not a chat: strings to be counted, or lists of token ids."""
+    if isinstance(head, CompletionHead):
+        given: Any = head.prompt
+    elif isinstance(head, EmbeddingHead):
+        given = head.input
+    else:
+        assert isinstance(head, RerankHead)
+        return [head.query + (text if isinstance(text, str) else str(text)) for text in head.documents]
+    if isinstance(given, str):
+        return [given]
+    return [given] if given and isinstance(given[0], int) else list(given)
+
+
+def _message_of(answer: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(answer)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return "the engine could not read the prompt"

@@ -1,0 +1,161 @@
+"""Owns: one place that can serve a model: its queue, its reservations, its connections, what it is doing right now.
+
+An endpoint exists as soon as its model is known; `open` and `close` follow the engine behind it. Knows neither how a
+request is chosen for it nor how an engine is started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from laya.config import ResolvedModel
+from laya.errors import InvalidRequest, LayaError, ModelLoading, QueueFull, QueueTimeout
+from laya.gateway.upstream import UpstreamPool
+from laya.memory import Admission
+from laya.metrics import ModelStats
+from laya.types import EngineAddress, Plan, PlannedSettings
+
+if TYPE_CHECKING:
+    from laya.gateway.exchange import Exchange
+
+_SMOOTHING = 0.2  # weight of the newest request in the running mean of service times
+
+
+class Endpoint:
+    """See the module. `pool` is None while no engine is ready behind it."""
+
+    def __init__(self, index: int, settings: ResolvedModel, stats: ModelStats) -> None:
+        self.index = index
+        self.settings = settings
+        self.stats = stats
+        self.pool: UpstreamPool | None = None
+        self.planned: PlannedSettings | None = None
+        self.admission: Admission | None = None
+        self.queue: deque[Exchange] = deque()
+        self.live: set[Exchange] = set()
+        self.template_bytes = 0
+        self.mean_service_s = 1.0
+        self.mean_load_s = 5.0
+        self.last_used_s = time.monotonic()
+
+    @property
+    def model_id(self) -> str:
+        return self.settings.id
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.live or self.queue)
+
+    def open(self, address: EngineAddress, plan: Plan, template_bytes: int) -> None:
+        """An engine is ready: from now on sequences can be reserved."""
+        self.close()
+        self.pool = UpstreamPool(address)
+        self.planned = plan.settings
+        self.template_bytes = template_bytes
+        # one batch of the pool stays free: the engine fills cells a batch at a time
+        pool_tokens = plan.settings.kv_pool_tokens - plan.settings.n_batch if plan.settings.kv_unified else None
+        self.admission = Admission(plan.settings.max_num_seqs, pool_tokens)
+
+    def close(self) -> None:
+        """The engine is gone; what still runs on it fails by its own broken connection."""
+        if self.pool is not None:
+            self.pool.close()
+        self.pool = self.planned = self.admission = None
+
+    # 3 admit
+    def try_reserve(self, exchange: Exchange) -> bool:
+        """Reserve sequences and tokens for the exchange. Raises InvalidRequest for what can never be held."""
+        admission, parsed = self.admission, exchange.parsed
+        if admission is None or parsed is None or self.planned is None:
+            return False
+        n_seqs = parsed.n_seqs
+        tokens = self.promised_tokens(exchange) * n_seqs
+        if not admission.can_ever_fit(n_seqs, tokens):
+            raise self._never(n_seqs, tokens)
+        if not admission.try_reserve(n_seqs, tokens):
+            return False
+        exchange.admission, exchange.reserved_seqs, exchange.reserved_tokens = admission, n_seqs, tokens
+        self.live.add(exchange)
+        return True
+
+    def promised_tokens(self, exchange: Exchange) -> int:
+        """Tokens one sequence of this request may come to hold: its prompt's bound and its ceiling."""
+        parsed, planned = exchange.parsed, self.planned
+        assert parsed is not None and planned is not None
+        prompt_tokens = exchange.prompt_tokens or parsed.prompt_bound_tokens + self.template_bytes
+        ceiling = parsed.max_tokens or (self.settings.default_max_tokens if planned.kv_unified else planned.max_seq_len)
+        return min(prompt_tokens + ceiling, planned.max_seq_len)
+
+    def _never(self, n_seqs: int, tokens: int) -> LayaError:
+        planned = self.planned
+        assert planned is not None
+        if n_seqs > planned.max_num_seqs:
+            return InvalidRequest(
+                f"This request asks for {n_seqs} sequences at once; '{self.model_id}' runs {planned.max_num_seqs} "
+                f"(max_num_seqs).",
+                param="n",
+            )
+        return InvalidRequest(
+            f"This request may come to hold {tokens} tokens; the pool of '{self.model_id}' holds "
+            f"{planned.kv_pool_tokens - planned.n_batch} (kv_pool_tokens). Lower max_tokens or shorten the prompt.",
+            param="max_tokens",
+        )
+
+    def release(self, exchange: Exchange) -> None:
+        """Give back what the exchange reserved, to the admission it came from."""
+        if exchange.admission is not None:
+            exchange.admission.release(exchange.reserved_seqs, exchange.reserved_tokens)
+            exchange.admission = None
+        self.live.discard(exchange)
+        self.last_used_s = time.monotonic()
+        if exchange.outcome == "served" and exchange.sent_s:
+            self.mean_service_s += _SMOOTHING * (self.last_used_s - exchange.sent_s - self.mean_service_s)
+
+    # the queue
+    def enqueue(self, exchange: Exchange, *, first: bool = False) -> None:
+        """Wait in line; `first`: it was the first in line before. Raises QueueFull with an honest Retry-After."""
+        self.drop_ended()
+        if first:
+            self.queue.appendleft(exchange)
+            return
+        if len(self.queue) >= self.settings.queue_size:
+            error = ModelLoading if self.pool is None else QueueFull
+            raise error(
+                f"{len(self.queue)} requests wait for '{self.model_id}' already (queue_size).", self.expected_wait_s()
+            )
+        limit_s = self.settings.queue_timeout_s
+        if self.pool is None:
+            limit_s += self.settings.load_timeout_s
+        exchange.deadline_s = time.monotonic() + limit_s
+        self.queue.append(exchange)
+
+    def drop_ended(self) -> None:
+        """Forget waiting requests whose clients have left."""
+        if any(exchange.outcome is not None for exchange in self.queue):
+            self.queue = deque(exchange for exchange in self.queue if exchange.outcome is None)
+
+    def expected_wait_s(self) -> float:
+        """When a place will be free for one more, by what requests took lately."""
+        lanes = self.planned.max_num_seqs if self.planned is not None else 1
+        loading_s = self.mean_load_s if self.pool is None else 0.0
+        return loading_s + self.mean_service_s * (len(self.queue) + 1) / lanes
+
+    def expire(self, now_s: float) -> None:
+        """Refuse what has waited past its deadline."""
+        for exchange in [waiting for waiting in self.queue if waiting.deadline_s <= now_s]:
+            self.queue.remove(exchange)
+            waited_s = now_s - exchange.arrived_s
+            exchange.fail(
+                QueueTimeout(
+                    f"Waited {waited_s:.0f} s for '{self.model_id}' and no place became free (queue_timeout_s).",
+                    self.expected_wait_s(),
+                )
+            )
+
+    def fail_waiting(self, error: LayaError) -> None:
+        """The engine these requests wait for will not come."""
+        waiting, self.queue = self.queue, deque()
+        for exchange in waiting:
+            exchange.fail(error)

@@ -1,0 +1,317 @@
+"""Owns: one request on an inference path, from its parsed head to its outcome, on the client's side of the gateway:
+its body, its answer's bytes, back-pressure, and the one line where it ends.
+
+Each exchange ends in exactly one of served, refused, failed, cancelled (`finish`). What happens in between is
+`dispatch.py`. Stands where uvicorn expects a request cycle, so its few attributes of that name are kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from laya.errors import EngineCrashed, EngineFailed, InvalidRequest, LayaError, PayloadTooLarge
+from laya.gateway.assemble import encode
+from laya.gateway.sse import event_bytes
+from laya.types import EndpointKind
+
+if TYPE_CHECKING:
+    from laya.gateway.body import ParsedBody
+    from laya.gateway.dispatch import Dispatcher
+    from laya.gateway.endpoint import Endpoint
+    from laya.gateway.protocol import LayaProtocol
+    from laya.gateway.upstream import UpstreamConnection
+    from laya.memory import Admission
+
+Outcome = Literal["served", "refused", "failed", "cancelled"]
+
+_FAULTS_OF_OURS = (EngineCrashed, EngineFailed)
+_request_numbers = itertools.count(1)
+_request_prefix = f"req-{os.urandom(4).hex()}-".encode()
+_JSON_HEAD = b"content-type: application/json\r\n"
+_SSE_HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+
+
+class _Bell:
+    """Nobody waits for an exchange; uvicorn rings all the same."""
+
+    def set(self) -> None:
+        return
+
+
+class Exchange:
+    """One request. Times are seconds of the monotonic clock."""
+
+    __slots__ = (
+        "admission",
+        "arrived_s",
+        "body",
+        "body_complete",
+        "chunked",
+        "connection",
+        "deadline_s",
+        "disconnected",
+        "dispatcher",
+        "early_error",
+        "endpoint",
+        "expects_continue",
+        "extra_headers",
+        "first_token_s",
+        "head_sent",
+        "header_model",
+        "header_session",
+        "keep_alive",
+        "kind",
+        "key_name",
+        "message_event",
+        "n_tokens_out",
+        "outcome",
+        "parsed",
+        "prefill_done",
+        "prefill_total",
+        "prompt_tokens",
+        "protocol",
+        "read_s",
+        "request_id",
+        "reserved_seqs",
+        "reserved_tokens",
+        "response_complete",
+        "routed_seqs",
+        "routed_tokens",
+        "sent_s",
+        "started",
+        "upstream_body",
+        "upstream_paused",
+    )
+
+    def __init__(self, protocol: LayaProtocol, dispatcher: Dispatcher, kind: EndpointKind, *, http_1_0: bool) -> None:
+        self.protocol = protocol
+        self.dispatcher = dispatcher
+        self.kind = kind
+        self.arrived_s = time.monotonic()
+        # request
+        self.body: bytes | bytearray = b""
+        self.body_complete = False
+        self.expects_continue = False
+        self.header_model: str | None = None
+        self.header_session: str | None = None
+        self.key_name: str | None = None
+        self.request_id = b""
+        self.early_error: LayaError | None = None
+        self.parsed: ParsedBody | None = None
+        self.prompt_tokens: int | None = None  # exact, where it was counted
+        # where it is
+        self.endpoint: Endpoint | None = None
+        self.connection: UpstreamConnection | None = None
+        self.upstream_body = b""
+        self.admission: Admission | None = None  # where its reservation is held
+        self.reserved_seqs = 0
+        self.reserved_tokens = 0
+        self.routed_seqs = 0
+        self.routed_tokens = 0
+        self.deadline_s = 0.0  # in the queue
+        self.read_s = 0.0  # its body was complete
+        self.sent_s = 0.0  # it went to the engine
+        self.first_token_s = 0.0
+        self.prefill_done = 0
+        self.prefill_total = 0
+        self.n_tokens_out = 0
+        self.upstream_paused = False
+        # response
+        self.started = False
+        self.head_sent = False
+        self.chunked = not http_1_0
+        self.extra_headers: list[bytes] = []
+        self.outcome: Outcome | None = None
+        # what uvicorn reads of a cycle
+        self.keep_alive = True
+        self.response_complete = False
+        self.disconnected = False
+        self.message_event = _Bell()
+
+    def read_head(self, headers: list[tuple[bytes, bytes]], body_limit_bytes: int) -> bytes | None:
+        """Keep what matters of the request's head; gives the Authorization header."""
+        authorization = None
+        for name, value in headers:
+            if name == b"authorization":
+                authorization = value
+            elif name == b"content-length":
+                if int(value) > body_limit_bytes:
+                    self.early_error = too_large(int(value), body_limit_bytes)
+            elif name == b"x-laya-model":
+                self.header_model = value.decode("latin-1")
+            elif name == b"x-session-id":
+                self.header_session = value.decode("latin-1")
+            elif name == b"x-request-id" and 0 < len(value) <= 128:
+                self.request_id = value
+            elif name == b"expect" and value.lower() == b"100-continue":
+                self.expects_continue = True
+        if not self.request_id:
+            self.request_id = _request_prefix + b"%d" % next(_request_numbers)
+        return authorization
+
+    # the request comes in
+    def start(self) -> None:
+        """It is this exchange's turn on its connection (pipelined requests wait for theirs)."""
+        self.started = True
+        if self.body_complete:
+            self._begin()
+        elif self.early_error is not None and (self.expects_continue or isinstance(self.early_error, PayloadTooLarge)):
+            self.fail(self.early_error)
+        elif self.expects_continue:
+            self.protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes, body_limit_bytes: int) -> None:
+        if self.early_error is not None or self.response_complete:
+            return
+        if not self.body:
+            self.body = data
+        else:
+            if isinstance(self.body, bytes):
+                self.body = bytearray(self.body)
+            self.body += data
+        if len(self.body) > body_limit_bytes:
+            self.early_error = too_large(len(self.body), body_limit_bytes)
+            self.body = b""
+            if self.started:
+                self.fail(self.early_error)
+
+    def on_body_complete(self) -> None:
+        self.body_complete = True
+        if self.started and not self.response_complete:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self.early_error is not None:
+            self.fail(self.early_error)
+        else:
+            self.dispatcher.dispatch(self)
+
+    # the answer goes out
+    def _head(self, status: int, kind: bytes) -> list[bytes]:
+        parts = [STATUS_LINE[status], kind, b"x-request-id: ", self.request_id, b"\r\n", *self.extra_headers]
+        if not self.body_complete:
+            self.keep_alive = False
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        self.head_sent = True
+        return parts
+
+    def respond(self, status: int, body: bytes, outcome: Outcome, kind: bytes = _JSON_HEAD) -> None:
+        """The whole answer in one write."""
+        parts = self._head(status, kind)
+        parts.append(b"content-length: %d\r\n\r\n" % len(body))
+        parts.append(body)
+        self.protocol.transport.write(b"".join(parts))
+        self.finish(outcome)
+
+    def start_raw(self, status: int, content_type: bytes, content_length: bytes | None) -> None:
+        """The head of an answer that is relayed as it comes."""
+        parts = self._head(status, b"content-type: " + content_type + b"\r\n")
+        if content_length is not None:
+            self.chunked = False
+            parts.append(b"content-length: " + content_length + b"\r\n\r\n")
+        else:
+            parts.append(self._framing())
+        self.protocol.transport.write(b"".join(parts))
+
+    def _framing(self) -> bytes:
+        if self.chunked:
+            return b"transfer-encoding: chunked\r\n\r\n"
+        self.keep_alive = False  # HTTP/1.0: the end of the connection is the end of the answer
+        return b"\r\n"
+
+    def write(self, data: bytes) -> None:
+        """A piece of a streamed answer; its head goes first when this is the first piece."""
+        parts = []
+        if not self.head_sent:
+            parts = self._head(200, _SSE_HEAD)
+            parts.append(self._framing())
+        if self.chunked:
+            parts += (b"%x\r\n" % len(data), data, b"\r\n")
+        else:
+            parts.append(data)
+        self.protocol.transport.write(b"".join(parts))
+
+    def end(self, data: bytes, outcome: Outcome) -> None:
+        """The last piece of a streamed answer."""
+        if data:
+            self.write(data)
+        if self.chunked:
+            self.protocol.transport.write(b"0\r\n\r\n")
+        self.finish(outcome)
+
+    def fail(self, error: LayaError) -> None:
+        """End with an error: an HTTP error before the first byte, an SSE error event after it."""
+        if self.outcome is not None:
+            return
+        outcome: Outcome = "failed" if isinstance(error, _FAULTS_OF_OURS) or error.http_status == 500 else "refused"
+        if not self.head_sent:
+            self.extra_headers += [f"{name}: {value}\r\n".encode() for name, value in error.headers().items()]
+            self.respond(error.http_status, encode(error.body()), outcome)
+        elif self.parsed is not None and self.parsed.wants_stream:
+            self.keep_alive = False
+            self.end(event_bytes(error.body()), outcome)
+        else:
+            self.protocol.transport.abort()  # a whole answer broke off half-way: a closed connection says so
+            self.finish(outcome)
+
+    # the end
+    def client_gone(self) -> None:
+        """The client closed the connection."""
+        self.disconnected = True
+        self.finish("cancelled")
+
+    def finish(self, outcome: Outcome) -> None:
+        """6 settle: the one place where an exchange ends, whatever happened."""
+        if self.outcome is not None:
+            return
+        self.outcome = outcome
+        self.response_complete = True
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.abort()
+        self.dispatcher.settle(self)
+        self.body = self.upstream_body = b""
+        if not self.disconnected:
+            self.protocol.exchange_complete(self)
+
+    # back-pressure
+    def pause(self) -> None:
+        self.upstream_paused = True
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        if self.upstream_paused and self.connection is not None:
+            self.connection.resume()
+        self.upstream_paused = False
+
+    def as_state(self, now_s: float) -> dict[str, Any]:
+        """How `laya ps` shows a live request."""
+        phase = "queued" if not self.sent_s else "decode" if self.first_token_s else "prefill"
+        state: dict[str, Any] = {
+            "id": self.request_id.decode("latin-1"),
+            "phase": phase,
+            "age_s": round(now_s - self.arrived_s, 3),
+            "key": self.key_name,
+        }
+        if phase == "prefill" and self.prefill_total:
+            state["prefill_tokens"] = self.prefill_done
+            state["prompt_tokens"] = self.prefill_total
+        return state
+
+
+def too_large(n_bytes: int, limit_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"The request body has {n_bytes} bytes or more; the limit is {limit_bytes} (server.max_body_bytes).",
+        limit_bytes=limit_bytes,
+    )
+
+
+def bad_http(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"This is not a valid HTTP request: {reason}.")

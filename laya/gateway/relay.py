@@ -1,0 +1,244 @@
+"""Owns: step 5, the engine's answer on its way to the client: one small class for each way it can go.
+
+`StreamRelay`: a stream for a client that streams. `AssembledAnswer`: a stream for a client that wants the answer whole.
+`RawAnswer`: bytes as they come, from engines that notice when a client of a whole answer leaves. `EngineError`: any
+status but 200, put into Laya's own words. Knows the exchange and the engine's events, and no other step.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laya.errors import (
+    ContextLengthExceeded,
+    EngineCrashed,
+    EngineFailed,
+    InvalidRequest,
+    LayaError,
+    ModelLoading,
+    NotSupported,
+)
+from laya.gateway.assemble import Assembler, encode
+from laya.gateway.body import ChatHead, CompletionHead
+from laya.gateway.sse import AnswerReader, EventReader, StreamFilter, event_bytes
+
+if TYPE_CHECKING:
+    from laya.gateway.exchange import Exchange
+
+PREFILL_NOTE_EVERY_S = 1.0
+ERROR_LIMIT_BYTES = 1024 * 1024
+
+
+def relay_for(exchange: Exchange) -> Relay:
+    """The way this exchange's answer goes."""
+    parsed, endpoint = exchange.parsed, exchange.endpoint
+    assert parsed is not None and endpoint is not None and endpoint.pool is not None
+    if not isinstance(parsed.head, (ChatHead, CompletionHead)):
+        return RawAnswer(exchange)
+    if parsed.wants_stream and endpoint.settings.enable_streaming:
+        return StreamRelay(exchange)
+    if not parsed.wants_stream and endpoint.pool.address.cancels_whole:
+        return RawAnswer(exchange)
+    return AssembledAnswer(exchange)
+
+
+class Relay:
+    """An answer handler (see upstream.AnswerHandler) that turns every status but 200 into an error."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self._status = 0
+        self._error_parts: list[bytes] = []
+        self._error_bytes = 0
+
+    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self._status = status
+        if status == 200:
+            self.on_good_head(headers)
+
+    def on_data(self, data: bytes) -> None:
+        if self._status == 200:
+            self.on_good_data(data)
+        elif self._error_bytes < ERROR_LIMIT_BYTES:
+            self._error_parts.append(data)
+            self._error_bytes += len(data)
+
+    def on_end(self) -> None:
+        self.exchange.connection = None
+        if self._status == 200:
+            self.on_good_end()
+        else:
+            self.exchange.fail(engine_error(self._status, b"".join(self._error_parts), self.exchange))
+
+    def on_broken(self, reason: str, *, reusable: bool) -> None:
+        self.exchange.connection = None
+        if reusable and not self.exchange.head_sent:
+            self.exchange.dispatcher.send_again(self.exchange)
+        else:
+            self.exchange.fail(EngineCrashed(f"The engine of '{_model_of(self.exchange)}' broke off: {reason}."))
+
+    def on_good_head(self, headers: dict[bytes, bytes]) -> None:
+        """The engine answers."""
+
+    def on_good_data(self, data: bytes) -> None:
+        raise AssertionError("each relay says what it does with data")
+
+    def on_good_end(self) -> None:
+        raise AssertionError("each relay says how an answer ends")
+
+    def _follow(self, reader: EventReader) -> None:
+        """Keep what the exchange shows of a stream: prefill progress and the moment of the first token."""
+        exchange = self.exchange
+        if not exchange.first_token_s:
+            exchange.prefill_done, exchange.prefill_total = reader.prefill_done, reader.prefill_total
+            if reader.started:
+                exchange.first_token_s = time.monotonic()
+
+    def _engine_said(self, error: dict[str, Any]) -> LayaError:
+        message = error.get("message") or "no reason given"
+        return EngineCrashed(f"The engine of '{_model_of(self.exchange)}' broke off its answer: {message}")
+
+    def _count_usage(self, reader: EventReader) -> None:
+        self.exchange.prompt_tokens = reader.usage.prompt_tokens
+        self.exchange.n_tokens_out = reader.usage.completion_tokens
+
+
+class StreamRelay(Relay):
+    """Stream in, stream out."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        parsed = exchange.parsed
+        assert parsed is not None
+        self._filter = StreamFilter(
+            sum_prompts=isinstance(parsed.head, CompletionHead),
+            wants_usage=parsed.wants_usage_event,
+            n_top_logprobs=_completion_logprobs_of(parsed.head),
+        )
+        self._noted_s = exchange.sent_s
+
+    def on_good_data(self, data: bytes) -> None:
+        stream, exchange = self._filter, self.exchange
+        out = stream.feed(data)
+        if not exchange.first_token_s:
+            self._follow(stream)
+            if not stream.started and stream.error is None:
+                self._note_prefill()
+                return
+        if out:
+            exchange.write(out)
+        if stream.error is not None:
+            exchange.fail(self._engine_said(stream.error))
+
+    def _note_prefill(self) -> None:
+        """A long prefill is shown as SSE comments, so that clients and proxies do not time out."""
+        now_s = time.monotonic()
+        if now_s - self._noted_s >= PREFILL_NOTE_EVERY_S and self._filter.prefill_total:
+            self._noted_s = now_s
+            percent = 100 * self._filter.prefill_done // self._filter.prefill_total
+            self.exchange.write(b": prefill %d %%\n\n" % percent)
+
+    def on_good_end(self) -> None:
+        if self._filter.done:
+            self._count_usage(self._filter)
+            self.exchange.end(self._filter.end(), "served")
+        else:
+            self.exchange.fail(self._engine_said({"message": "its stream ended before its answer did"}))
+
+
+class AssembledAnswer(Relay):
+    """Stream in, whole answer out."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        parsed = exchange.parsed
+        assert parsed is not None
+        self._reader = AnswerReader(sum_prompts=isinstance(parsed.head, CompletionHead))
+        self._assembler = Assembler(
+            chat=isinstance(parsed.head, ChatHead), n_top_logprobs=_completion_logprobs_of(parsed.head)
+        )
+
+    def on_good_data(self, data: bytes) -> None:
+        for event in self._reader.feed(data):
+            self._assembler.add(event)
+        self._follow(self._reader)
+        if self._reader.error is not None:
+            self.exchange.fail(self._engine_said(self._reader.error))
+
+    def on_good_end(self) -> None:
+        if self.exchange.outcome is not None:
+            return
+        if not self._reader.done:
+            self.exchange.fail(self._engine_said({"message": "its stream ended before its answer did"}))
+            return
+        self._count_usage(self._reader)
+        usage = self._reader.usage.as_dict()
+        if self._reader.usage_event is not None:
+            self._assembler.add(self._reader.usage_event | {"choices": []})
+        parsed = self.exchange.parsed
+        assert parsed is not None
+        if not parsed.wants_stream:
+            self.exchange.respond(200, encode(self._assembler.answer(usage)), "served")
+            return
+        last = self._assembler.answer_as_event()
+        out = event_bytes(last)
+        if parsed.wants_usage_event:
+            out += event_bytes(last | {"choices": [], "usage": usage})
+        self.exchange.end(out + b"data: [DONE]\n\n", "served")
+
+
+class RawAnswer(Relay):
+    """Bytes as they come."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        self._length: bytes | None = None
+        self._type = b"application/json"
+
+    def on_good_head(self, headers: dict[bytes, bytes]) -> None:
+        self._length = headers.get(b"content-length")
+        self._type = headers.get(b"content-type", self._type)
+
+    def on_good_data(self, data: bytes) -> None:
+        exchange = self.exchange
+        if not exchange.head_sent:
+            exchange.first_token_s = time.monotonic()
+            exchange.start_raw(200, self._type, self._length)
+        exchange.write(data)
+
+    def on_good_end(self) -> None:
+        if not self.exchange.head_sent:
+            self.exchange.start_raw(200, self._type, b"0")
+        self.exchange.end(b"", "served")
+
+
+def _completion_logprobs_of(head: object) -> int | None:
+    return head.logprobs if isinstance(head, CompletionHead) else None
+
+
+def _model_of(exchange: Exchange) -> str:
+    return exchange.endpoint.model_id if exchange.endpoint else "?"
+
+
+def engine_error(status: int, body: bytes, exchange: Exchange) -> LayaError:
+    """What an engine answered instead of an answer, as one of Laya's errors."""
+    try:
+        error = msgspec.json.decode(body, type=dict[str, Any]).get("error") or {}
+    except msgspec.DecodeError:
+        error = {}
+    if not isinstance(error, dict):
+        error = {"message": str(error)}
+    message = str(error.get("message") or f"status {status} without a reason")
+    if error.get("type") == "exceed_context_size_error":
+        return ContextLengthExceeded(int(error["n_ctx"]), int(error["n_prompt_tokens"]))
+    if status == 501 or re.search(r"(image|audio) input is not supported", message):
+        return NotSupported(f"The model '{_model_of(exchange)}' can't do this: {message}")
+    if status == 503:
+        return ModelLoading(f"The engine of '{_model_of(exchange)}' is not ready: {message}", 2.0)
+    if 400 <= status < 500:
+        return InvalidRequest(message)
+    return EngineFailed(f"The engine of '{_model_of(exchange)}' failed: {message}")

@@ -1,0 +1,189 @@
+"""Owns: the life of `laya serve`: its socket, its loop, what starts first, what a signal ends, what is swept.
+
+One process, one uvloop, one port. Models are loaded after the socket is open: `/health` answers at once, `/ready` when the
+models that were asked for are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+import uvicorn
+from starlette.applications import Starlette
+
+from laya.config import Config
+from laya.engines.supervisor import Supervisor
+from laya.errors import ConfigError, LayaError
+from laya.gateway.app import Desk, build_app
+from laya.gateway.auth import KeyRing
+from laya.gateway.dispatch import Dispatcher
+from laya.gateway.endpoint import Endpoint
+from laya.gateway.fleet import Fleet
+from laya.gateway.protocol import LayaProtocol, Limits
+from laya.memory import Machine
+from laya.metrics import GatewayStats
+from laya.routing import RequestRouter
+
+SWEEP_EVERY_S = 0.25
+GRACE_S = 30  # how long answers that are on their way may go on after the first signal
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with our signals: the first stops admitting and finishes what runs, a second one ends at once."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        handled = (signal.SIGINT, signal.SIGTERM)
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in handled}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The server's socket. Raises ConfigError that names who has the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"Port {port} is in use{_port_owner(port)}. Choose another: --port {port + 1}") from None
+        raise ConfigError(f"Can't listen on {host}:{port}: {error.strerror}.") from None
+    sock.listen(2048)
+    sock.setblocking(False)
+    return sock
+
+
+def _port_owner(port: int) -> str:
+    """' by NAME (pid N)', as far as this user may see it."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        return ""
+    return ""
+
+
+class Gateway:
+    """Everything of one running server, wired."""
+
+    def __init__(self, config: Config, *, home: Path, machine: Machine | None = None) -> None:
+        self.stats = GatewayStats()
+        self.router = RequestRouter()
+        self.supervisor = Supervisor(logs_dir=home / "logs")
+        self.fleet = Fleet(
+            config,
+            home=home,
+            router=self.router,
+            stats=self.stats,
+            supervisor=self.supervisor,
+            machine=machine or Machine(),
+        )
+        self.config = config
+        self.keys = KeyRing([(key.name, key.sha256) for key in config.server.api_keys], config.server.cors_origins)
+        self.dispatcher = Dispatcher(self.fleet, self.router, self.keys, self.stats)
+        self.fleet.pump = self.dispatcher.pump
+        self.desk = Desk(self.fleet, self.stats)
+
+    def protocol(self) -> type[LayaProtocol]:
+        """The connection class of this server."""
+        server = self.config.server
+        limits = Limits(
+            max_body_bytes=server.max_body_bytes,
+            header_timeout_s=server.header_timeout_s,
+            body_timeout_s=server.body_timeout_s,
+            keep_alive_s=server.keep_alive_s,
+        )
+        return type("Connection", (LayaProtocol,), {"dispatcher": self.dispatcher, "limits": limits})
+
+
+async def _sweep(server: uvicorn.Server, gateway: Gateway) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_EVERY_S)
+        now_s = time.monotonic()
+        for connection in list(server.server_state.connections):
+            connection.sweep(now_s)  # type: ignore[union-attr]
+        gateway.fleet.sweep(now_s)
+
+
+def run(
+    config: Config,
+    *,
+    home: Path,
+    sock: socket.socket,
+    preload: list[str],
+    on_loaded: Callable[[Gateway, Endpoint], None],
+    on_ready: Callable[[Gateway], None],
+) -> int:
+    """Serve until a signal. `preload` models must load or the server ends with what refused them. Gives the exit code."""
+    gateway = Gateway(config, home=home)
+    gateway.fleet.scan()
+    wanted = [gateway.fleet.find(name) for name in preload]
+    failure: list[LayaError] = []
+
+    async def load_all() -> None:
+        for endpoint in wanted:
+            try:
+                await gateway.fleet.load(endpoint)
+            except LayaError as error:
+                failure.append(error)
+                server.should_exit = True
+                return
+            gateway.desk.preloads_pending -= 1
+            on_loaded(gateway, endpoint)
+        on_ready(gateway)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        gateway.desk.preloads_pending = len(wanted)
+        tasks = [asyncio.create_task(_sweep(server, gateway)), asyncio.create_task(load_all())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await gateway.supervisor.shutdown()
+
+    server = Server(_uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, lifespan)))
+    server.run(sockets=[sock])
+    if failure:
+        raise failure[0]
+    return 0
+
+
+def _uvicorn_config(gateway: Gateway, app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=gateway.protocol(),
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(gateway.config.server.keep_alive_s),
+        timeout_graceful_shutdown=GRACE_S,
+    )

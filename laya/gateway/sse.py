@@ -1,0 +1,133 @@
+"""Owns: an engine's server-sent events: which bytes are passed on as they are, which are Laya's own, what the end says.
+
+From the first token on, bytes go through unparsed unless a mark says that an event in them is not for the client: prefill
+progress, usage (always asked for, often not by the client), errors, the end. A mark is a JSON key with its quotes, which
+cannot occur inside a JSON string, where quotes are escaped. Pure: bytes in, bytes out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from laya.gateway.assemble import UsageSum, completion_logprobs, encode
+
+_MARK = re.compile(rb'"prompt_progress":|"usage":\{|"error":|data: null|data: \[DONE\]')
+_DECODER = msgspec.json.Decoder(dict[str, Any])
+DONE = b"data: [DONE]\n\n"
+
+
+def event_bytes(body: dict[str, Any]) -> bytes:
+    return b"data: " + encode(body) + b"\n\n"
+
+
+class EventReader:
+    """What both readers of an engine's stream share: cutting events, and what Laya keeps of them for itself."""
+
+    def __init__(self, *, sum_prompts: bool) -> None:
+        self._tail = b""
+        self.usage = UsageSum(sum_prompts)
+        self.usage_event: dict[str, Any] | None = None  # the last one, whose id and timings its sum is sent under
+        self.error: dict[str, Any] | None = None
+        self.prefill_done = 0
+        self.prefill_total = 0
+        self.started = False  # the first token is there
+        self.done = False  # the engine said [DONE]: the answer is whole
+
+    def _cut(self, data: bytes) -> bytes:
+        """All complete events of what has arrived; the rest waits for more."""
+        if self._tail:
+            data = self._tail + data
+            self._tail = b""
+        if data.endswith(b"\n\n"):
+            return data
+        end = data.rfind(b"\n\n") + 2
+        if end == 1:
+            self._tail = data
+            return b""
+        self._tail = data[end:]
+        return data[:end]
+
+    def _take(self, raw: bytes) -> dict[str, Any] | None:
+        """One event's JSON, or None where nothing of it is for the client."""
+        payload = raw[5:].strip() if raw.startswith(b"data:") else b""
+        if payload == b"[DONE]":
+            self.done = True
+            return None
+        if not payload or payload == b"null":
+            return None
+        try:
+            event = _DECODER.decode(payload)
+        except msgspec.DecodeError:
+            self.error = {"message": "the engine sent an event that is not JSON"}
+            return None
+        if error := event.get("error"):
+            self.error = error if isinstance(error, dict) else {"message": str(error)}
+            return None
+        if progress := event.get("prompt_progress"):
+            self.prefill_done = int(progress.get("processed") or 0)
+            self.prefill_total = int(progress.get("total") or 0)
+            return None
+        if usage := event.pop("usage", None):
+            self.usage.add(usage)
+            self.usage_event = event
+            if not event.get("choices"):
+                return None
+        self.started = True
+        return event
+
+
+class StreamFilter(EventReader):
+    """For a client that streams. `feed` gives the bytes to send on, `end` the last ones of a whole answer."""
+
+    def __init__(self, *, sum_prompts: bool, wants_usage: bool, n_top_logprobs: int | None = None) -> None:
+        super().__init__(sum_prompts=sum_prompts)
+        self._wants_usage = wants_usage
+        self._n_top_logprobs = n_top_logprobs  # completions with logprobs: each event is rewritten
+        self._text_offsets: dict[int, int] = {}
+
+    def feed(self, data: bytes) -> bytes:
+        data = self._cut(data)
+        if self.started and self._n_top_logprobs is None and _MARK.search(data) is None:
+            return data
+        return b"".join(self._events(data))
+
+    def _events(self, data: bytes) -> list[bytes]:
+        out = []
+        for raw in data.split(b"\n\n"):
+            n_usage = self.usage.n_events
+            event = self._take(raw)
+            if event is None:
+                continue
+            if self._n_top_logprobs is not None:
+                self._rewrite_logprobs(event, self._n_top_logprobs)
+            elif self.usage.n_events == n_usage:
+                out.append(raw + b"\n\n")
+                continue
+            out.append(event_bytes(event))
+        return out
+
+    def _rewrite_logprobs(self, event: dict[str, Any], n_top: int) -> None:
+        for choice in event.get("choices") or ():
+            entries = (choice.get("logprobs") or {}).get("content") or []
+            index = choice.get("index") or 0
+            offset = self._text_offsets.get(index, 0)
+            self._text_offsets[index] = offset + sum(len(entry["token"]) for entry in entries)
+            choice["logprobs"] = completion_logprobs(entries, n_top, offset) if entries else None
+
+    def end(self) -> bytes:
+        """The events after the last token: usage if the client asked, and [DONE]."""
+        if self._wants_usage and self.usage_event is not None:
+            event = self.usage_event | {"choices": [], "usage": self.usage.as_dict()}
+            return event_bytes(event) + DONE
+        return DONE
+
+
+class AnswerReader(EventReader):
+    """For a client that wants the answer whole: decoded events, to be assembled."""
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        events = (self._take(raw) for raw in self._cut(data).split(b"\n\n"))
+        return [event for event in events if event is not None]

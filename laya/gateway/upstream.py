@@ -1,0 +1,213 @@
+"""Owns: connections to one engine: opening, keeping, retiring them, and cutting an answer out of their bytes.
+
+An engine closes a kept connection after a while without saying so (llama.cpp: 5 s idle or 100 answers), so ours are
+retired before. Knows HTTP/1.1, and nothing of models, tokens or events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import httptools
+
+from laya.types import EngineAddress
+
+IDLE_LIMIT_S = 4.0
+USES_LIMIT = 90
+HIGH_WATER_BYTES = 256 * 1024
+
+
+class AnswerHandler(Protocol):
+    """Who wants an answer. Calls come in this order: head, data..., then exactly one of end and broken."""
+
+    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
+    def on_data(self, data: bytes) -> None: ...
+    def on_end(self) -> None: ...
+    def on_broken(self, reason: str, *, reusable: bool) -> None:
+        """The connection ended before the answer did. `reusable`: a kept connection closed before any byte of the
+        answer, so the request was most likely never read and may be sent once more."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection, one answer at a time."""
+
+    def __init__(self, pool: UpstreamPool) -> None:
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._handler: AnswerHandler | None = None
+        self._headers: dict[bytes, bytes] = {}
+        self._got_bytes = False
+        self._keep = False
+        self.n_uses = 0
+        self.idle_since_s = 0.0
+
+    def send(self, request: bytes, handler: AnswerHandler) -> None:
+        """Write one request; its answer goes to `handler`."""
+        assert self._transport is not None and self._handler is None
+        self._handler = handler
+        self._got_bytes = False
+        self._headers = {}
+        self.n_uses += 1
+        self._transport.write(request)
+
+    def abort(self) -> None:
+        """Drop the connection: how an engine learns that the client has left."""
+        self._handler = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    # asyncio.Protocol
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._got_bytes = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._break(f"it sent what is not HTTP ({error})")
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.forget(self)
+        self._break("it closed the connection" if exc is None else f"the connection was lost ({exc})")
+        self._transport = None
+
+    def _break(self, reason: str) -> None:
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler.on_broken(reason, reusable=self.n_uses > 1 and not self._got_bytes)
+
+    # httptools callbacks
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        self._keep = bool(self._parser.should_keep_alive())
+        if self._handler is not None:
+            self._handler.on_head(self._parser.get_status_code(), self._headers)
+
+    def on_body(self, data: bytes) -> None:
+        if self._handler is not None:
+            self._handler.on_data(data)
+
+    def on_message_complete(self) -> None:
+        handler, self._handler = self._handler, None
+        self._pool.give_back(self, keep=self._keep)
+        if handler is not None:
+            handler.on_end()
+
+
+class UpstreamPool:
+    """The kept connections of one engine, the last used one first."""
+
+    def __init__(self, address: EngineAddress) -> None:
+        self.address = address
+        self._idle: list[UpstreamConnection] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        key = f"authorization: Bearer {address.api_key}\r\n" if address.api_key else ""
+        self._head = f"host: {address.host}:{address.port}\r\n{key}content-type: application/json\r\ncontent-length: "
+
+    def request_bytes(self, method: str, path: str, body: bytes) -> bytes:
+        return b"%b%d\r\n\r\n%b" % (f"{method} {path} HTTP/1.1\r\n{self._head}".encode(), len(body), body)
+
+    def take(self) -> UpstreamConnection | None:
+        """A kept connection that is still good, or None: then `connect`."""
+        oldest_s = time.monotonic() - IDLE_LIMIT_S
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and connection.idle_since_s > oldest_s:
+                return connection
+            connection.abort()
+        return None
+
+    def connect(self, then: Callable[[UpstreamConnection | OSError], None]) -> None:
+        """Open a connection and call back with it, or with the error."""
+        task = asyncio.get_running_loop().create_task(self._connect(then))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, then: Callable[[UpstreamConnection | OSError], None]) -> None:
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: UpstreamConnection(self), self.address.host, self.address.port
+            )
+        except OSError as error:
+            then(error)
+        else:
+            then(connection)
+
+    def give_back(self, connection: UpstreamConnection, *, keep: bool) -> None:
+        if self._closed or not keep or connection.n_uses >= USES_LIMIT or not connection.is_open:
+            connection.abort()
+            return
+        connection.idle_since_s = time.monotonic()
+        self._idle.append(connection)
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().abort()
+
+    async def fetch(self, method: str, path: str, body: bytes = b"", deadline_s: float = 30.0) -> tuple[int, bytes]:
+        """One small request, answered whole: (status, body). Raises OSError when the engine can't be reached."""
+        future: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        collector = _Collector(future)
+        connection = self.take()
+        if connection is None:
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: UpstreamConnection(self), self.address.host, self.address.port
+            )
+        connection.send(self.request_bytes(method, path, body), collector)
+        try:
+            return await asyncio.wait_for(future, deadline_s)
+        except (asyncio.TimeoutError, asyncio.CancelledError) as error:
+            connection.abort()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise OSError(f"no answer to {path} within {deadline_s:.0f} s") from None
+
+
+class _Collector:
+    """Gathers a small answer for `fetch`."""
+
+    def __init__(self, future: asyncio.Future[tuple[int, bytes]]) -> None:
+        self._future = future
+        self._status = 0
+        self._parts: list[bytes] = []
+
+    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self._status = status
+
+    def on_data(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def on_end(self) -> None:
+        if not self._future.done():
+            self._future.set_result((self._status, b"".join(self._parts)))
+
+    def on_broken(self, reason: str, *, reusable: bool) -> None:
+        if not self._future.done():
+            self._future.set_exception(OSError(reason))

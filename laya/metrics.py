@@ -1,0 +1,160 @@
+"""Owns: what Laya counts, as plain numbers, and their Prometheus form under names that are promised to users.
+
+The hot path adds to plain attributes; prometheus_client turns them into text when a scrape comes. Labels are bounded:
+model ids that exist, endpoint kinds, outcomes. Never a key, a session or a request id.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from laya.types import ModelStatus
+
+OUTCOMES = ("served", "refused", "failed", "cancelled")
+MICROSECONDS = tuple(base * 10.0**power for power in (-6, -5, -4, -3) for base in (1, 2, 5))
+SECONDS = tuple(base * 10.0**power for power in (-3, -2, -1, 0, 1) for base in (1, 2.5, 5)) + (100.0, 300.0)
+_STATES = ("unloaded", "loading", "ready", "draining", "failed")
+
+
+class Histogram:
+    """Counts of observations by upper bound, in seconds."""
+
+    __slots__ = ("bounds", "counts", "sum_s")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum_s += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        total, out = 0, []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            total += count
+            out.append(("+Inf" if bound == float("inf") else f"{bound:g}", float(total)))
+        return out
+
+
+class ModelStats:
+    """What is counted for one model."""
+
+    __slots__ = ("inter_token", "outcomes", "queue_wait", "tokens_in", "tokens_out", "ttft")
+
+    def __init__(self) -> None:
+        self.outcomes: dict[tuple[str, str], int] = {}  # (endpoint kind, outcome) -> requests
+        self.tokens_in = 0
+        self.tokens_out = 0
+        self.queue_wait = Histogram(SECONDS)
+        self.ttft = Histogram(SECONDS)
+        self.inter_token = Histogram(SECONDS)
+
+    def count(self, kind: str, outcome: str) -> None:
+        key = (kind, outcome)
+        self.outcomes[key] = self.outcomes.get(key, 0) + 1
+
+
+class GatewayStats:
+    """Everything the gateway counts. `arrivals` = in flight + the four outcomes, at any moment."""
+
+    def __init__(self) -> None:
+        self.arrivals = 0
+        self.in_flight = 0
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)
+        self.route = Histogram(MICROSECONDS)
+        self.added = Histogram(MICROSECONDS)
+        self.models: dict[str, ModelStats] = {}
+        self.unknown = ModelStats()  # requests that named no model there is
+
+    def model(self, model_id: str) -> ModelStats:
+        return self.models.setdefault(model_id, ModelStats())
+
+
+class LayaCollector(Collector):
+    """Prometheus reads the counters through this."""
+
+    def __init__(
+        self,
+        stats: GatewayStats,
+        statuses: Callable[[], Iterable[ModelStatus]],
+        budget_bytes: Callable[[], int],
+        kv_tokens: Callable[[], dict[str, tuple[int, int]]],
+    ) -> None:
+        self._stats = stats
+        self._statuses = statuses
+        self._budget_bytes = budget_bytes
+        self._kv_tokens = kv_tokens
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._requests()
+        yield from self._times()
+        yield from self._memory()
+
+    def _requests(self) -> Iterator[Metric]:
+        stats = self._stats
+        yield CounterMetricFamily("laya_arrivals", "Requests whose head was read on an inference path", stats.arrivals)
+        yield GaugeMetricFamily("laya_requests_in_flight", "Requests without an outcome yet", stats.in_flight)
+        requests = CounterMetricFamily(
+            "laya_requests", "Requests by how they ended", labels=("model", "endpoint", "outcome")
+        )
+        tokens = CounterMetricFamily("laya_tokens", "Tokens read and written", labels=("model", "kind"))
+        for model_id, model in [*stats.models.items(), ("", stats.unknown)]:
+            for (kind, outcome), count in model.outcomes.items():
+                requests.add_metric((model_id, kind, outcome), count)
+            if model_id:
+                tokens.add_metric((model_id, "prompt"), model.tokens_in)
+                tokens.add_metric((model_id, "generated"), model.tokens_out)
+        yield requests
+        yield tokens
+
+    def _times(self) -> Iterator[Metric]:
+        stats = self._stats
+        for name, text, histogram in (
+            ("laya_route_seconds", "Choosing an endpoint", stats.route),
+            ("laya_gateway_added_seconds", "From the last byte of a request to its first byte sent on", stats.added),
+        ):
+            family = HistogramMetricFamily(name, text)
+            family.add_metric((), histogram.cumulative(), histogram.sum_s)
+            yield family
+        queue = HistogramMetricFamily("laya_queue_wait_seconds", "Waiting for a sequence", labels=("model",))
+        ttft = HistogramMetricFamily("laya_time_to_first_token_seconds", "Arrival to first token", labels=("model",))
+        inter = HistogramMetricFamily("laya_inter_token_latency_seconds", "Between tokens", labels=("model",))
+        for model_id, model in stats.models.items():
+            for family, histogram in ((queue, model.queue_wait), (ttft, model.ttft), (inter, model.inter_token)):
+                family.add_metric((model_id,), histogram.cumulative(), histogram.sum_s)
+        yield from (queue, ttft, inter)
+
+    def _memory(self) -> Iterator[Metric]:
+        budget = GaugeMetricFamily("laya_memory_budget_bytes", "What engines may use", labels=("device",))
+        budget.add_metric(("cpu",), self._budget_bytes())
+        reserved = GaugeMetricFamily(
+            "laya_memory_reserved_bytes", "Planned bytes of running engines", labels=("device", "model", "term")
+        )
+        measured = GaugeMetricFamily("laya_memory_measured_bytes", "Peak resident bytes", labels=("device", "model"))
+        ratio = GaugeMetricFamily("laya_plan_to_peak_ratio", "Planned bytes / measured peak", labels=("model",))
+        state = GaugeMetricFamily("laya_model_state", "1 for the state a model is in", labels=("model", "state"))
+        for status in self._statuses():
+            for name in _STATES:
+                state.add_metric((status.id, name), float(status.state == name))
+            if status.plan is None:
+                continue
+            for device in status.plan.devices:
+                for term, n_bytes in device.terms.items():
+                    reserved.add_metric((device.device, status.id, term), n_bytes)
+            if status.measured_bytes:
+                measured.add_metric(("cpu", status.id), status.measured_bytes)
+                ratio.add_metric((status.id,), status.plan.need_bytes / status.measured_bytes)
+        yield from (budget, reserved, measured, ratio, state)
+        promised = GaugeMetricFamily("laya_kv_tokens_promised", "Tokens promised to live requests", labels=("model",))
+        capacity = GaugeMetricFamily("laya_kv_tokens_capacity", "Tokens that can be held", labels=("model",))
+        for model_id, (n_promised, n_capacity) in self._kv_tokens().items():
+            promised.add_metric((model_id,), n_promised)
+            capacity.add_metric((model_id,), n_capacity)
+        yield from (promised, capacity)
