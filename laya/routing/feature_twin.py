@@ -1,0 +1,76 @@
+"""Owns: the 32-byte request feature and the hash of names, in plain Python. Knows no table.
+
+Bit for bit what `csrc/request_feature.hpp` does, which also says why the hash is as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+
+FEATURE_VERSION = 1
+FLAG_STREAMING = 1
+MASK_64 = (1 << 64) - 1
+
+_FEATURE = struct.Struct("<BBHIQQQ")  # version, kind, flags, tokens, model hash, session hash, prefix hash
+_HASH_STEP = 0xFF51AFD7ED558CCD
+
+
+def require_range(name: str, value: int, least: int, most: int) -> int:
+    """The value itself. Raises ValueError naming it when it is outside least..most."""
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be {least} to {most}, not {value}")
+    return value
+
+
+def mix64(value: int) -> int:
+    """The splitmix64 finaliser."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK_64
+    return value ^ (value >> 31)
+
+
+def name_bytes(name: str | bytes) -> bytes:
+    """UTF-8 of a name; a lone surrogate, which JSON can carry, keeps bytes of its own."""
+    if isinstance(name, str):
+        return name.encode("utf-8", "surrogatepass")
+    if isinstance(name, bytes):
+        return name
+    raise TypeError("a name must be str or bytes")
+
+
+@functools.lru_cache(maxsize=4096)
+def hash_bytes(data: bytes) -> int:
+    """64-bit hash, never 0."""
+    value = 0x9E3779B97F4A7C15 ^ (len(data) * 0xD6E8FEB86659FD93 & MASK_64)
+    for at in range(0, len(data), 8):
+        value = (value ^ int.from_bytes(data[at : at + 8], "little")) * _HASH_STEP & MASK_64
+        value ^= value >> 32
+    return mix64(value) or 1
+
+
+def hash_name(name: str | bytes) -> int:
+    """64-bit hash of a model name or session id, never 0. Raises TypeError for what is neither str nor bytes."""
+    return hash_bytes(name_bytes(name))
+
+
+def pack_feature(
+    *, kind: int, flags: int, tokens: int, model_hash: int, session_hash: int = 0, prefix_hash: int = 0
+) -> bytes:
+    """The 32 bytes of a request. Raises ValueError when a field does not fit its width."""
+    return _FEATURE.pack(
+        FEATURE_VERSION,
+        require_range("kind", kind, 0, 0xFF),
+        require_range("flags", flags, 0, 0xFFFF),
+        require_range("tokens", tokens, 0, 0xFFFF_FFFF),
+        model_hash,
+        session_hash,
+        prefix_hash,
+    )
+
+
+def unpack_feature(feature: bytes) -> tuple[int, int, int, int, int, int, int]:
+    """(version, kind, flags, tokens, model hash, session hash, prefix hash). Raises ValueError unless 32 bytes."""
+    if len(feature) != _FEATURE.size:
+        raise ValueError("a request feature is 32 bytes")
+    return _FEATURE.unpack(feature)

@@ -1,0 +1,168 @@
+"""Owns: the models, aliases and endpoint indexes that the gateway routes by, over one route table.
+
+Knows no engine and no HTTP: an endpoint is a number that the gateway maps to an engine. An endpoint exists as soon as
+its model is known, also before its engine runs; eligible means "may be chosen", and only the gateway says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from laya.errors import ConfigError
+from laya.routing.table import FLAG_STREAMING, RouteTable
+from laya.routing.table_twin import RouteTable as RouteTableTwin
+from laya.types import EndpointKind
+
+
+class _Model(NamedTuple):
+    names: tuple[str, ...]  # the model's id, then its aliases
+    endpoints: tuple[int, ...]
+
+
+class RequestRouter:
+    """Model name, session and load -> endpoint.
+
+    `choose` and `settle` may be called from any thread and never wait for a change of the models; every change
+    publishes a whole new table.
+    """
+
+    def __init__(self, table: RouteTable | RouteTableTwin | None = None) -> None:
+        self._table = table if table is not None else RouteTable()
+        self._route = self._table.route
+        self._models: dict[str, _Model] = {}
+        self._id_of_name: dict[str, str] = {}
+        self._in_use: set[int] = set()
+        self._removed: set[int] = set()  # indexes that wait for their last request to settle
+        self._changing = threading.Lock()
+
+    # ---------------------------------------------------------------------------------------- one request
+
+    def choose(
+        self,
+        model: str,
+        *,
+        session: str | None = None,
+        kind: EndpointKind = EndpointKind.CHAT,
+        streaming: bool = False,
+        prefix_hash: int = 0,
+        tokens: int = 0,
+        n_seqs: int = 1,
+    ) -> int:
+        """The endpoint (0 or above) that serves the request, or UNKNOWN_MODEL or NO_ENDPOINT.
+
+        tokens: KV tokens that all n_seqs sequences of the request may take together, 0 to 2**32 - 1. The endpoint
+        carries both until `settle` is called with the same numbers. Raises ValueError when a number is out of range.
+        """
+        flags = FLAG_STREAMING if streaming else 0
+        return self._route(model, session, kind, flags, prefix_hash, tokens, n_seqs)
+
+    def settle(self, endpoint: int, tokens: int, n_seqs: int = 1) -> None:
+        """Take back what `choose` added to the endpoint. Raises IndexError for an endpoint that cannot exist."""
+        self._table.settle(endpoint, n_seqs, tokens)
+
+    def load(self, endpoint: int) -> tuple[int, int]:
+        """(sequences in flight, KV tokens reserved) of an endpoint."""
+        return self._table.load(endpoint)
+
+    # ---------------------------------------------------------------------------------------- endpoints
+
+    def add_endpoint(self, *, eligible: bool = True) -> int:
+        """A free endpoint index, with no load and no limits. Raises ConfigError when all are taken."""
+        with self._changing:
+            settled = sorted(index for index in self._removed if self._table.load(index) == (0, 0))
+            if settled:
+                index = settled[0]
+                self._removed.remove(index)
+            else:
+                index = len(self._in_use) + len(self._removed)
+            if index >= self._table.max_endpoints:
+                raise ConfigError(
+                    f"there can be {self._table.max_endpoints} endpoints at most; start fewer models or replicas"
+                )
+            self._in_use.add(index)
+            self._table.set_capacity(index, 0, 0)
+            self._table.set_eligible(index, eligible)
+            return index
+
+    def remove_endpoint(self, endpoint: int) -> None:
+        """Take the endpoint out of every model. Its index is handed out again once its requests have settled."""
+        with self._changing:
+            self._require_in_use([endpoint])
+            self._table.set_eligible(endpoint, False)
+            kept = {
+                model_id: model._replace(endpoints=tuple(index for index in model.endpoints if index != endpoint))
+                for model_id, model in self._models.items()
+            }
+            self._publish(kept)
+            self._in_use.remove(endpoint)
+            self._removed.add(endpoint)
+
+    def set_eligible(self, endpoint: int, eligible: bool) -> None:
+        """Whether the endpoint may be chosen. Requests that it already carries are not touched."""
+        self._require_in_use([endpoint])
+        self._table.set_eligible(endpoint, eligible)
+
+    def set_capacity(self, endpoint: int, max_num_seqs: int, kv_pool_tokens: int) -> None:
+        """Sequences and KV tokens that the endpoint holds at once; 0 = no limit. An endpoint without room for a
+        request is chosen only when none of the model's has room."""
+        self._require_in_use([endpoint])
+        self._table.set_capacity(endpoint, max_num_seqs, kv_pool_tokens)
+
+    # ---------------------------------------------------------------------------------------- models
+
+    def set_model(self, model_id: str, endpoints: Sequence[int], aliases: Sequence[str] = ()) -> None:
+        """Make a model known, or replace what was known of it.
+
+        Raises ConfigError when one of its names belongs to another model, ValueError for an endpoint not in use.
+        """
+        self.set_models([(model_id, endpoints, aliases)])
+
+    def set_models(self, models: Iterable[tuple[str, Sequence[int], Sequence[str]]]) -> None:
+        """`set_model` for many (id, endpoints, aliases) at once: all of them, or none when one is wrong."""
+        with self._changing:
+            changed = dict(self._models)
+            for model_id, endpoints, aliases in models:
+                self._require_in_use(endpoints)
+                changed[model_id] = _Model(tuple(dict.fromkeys([model_id, *aliases])), tuple(endpoints))
+            self._publish(changed)
+
+    def remove_model(self, model_id: str) -> None:
+        """Forget a model and its aliases; its endpoints stay. Nothing happens when it is not known."""
+        with self._changing:
+            if model_id in self._models:
+                self._publish({other: model for other, model in self._models.items() if other != model_id})
+
+    def known_models(self) -> list[str]:
+        """Ids of the known models, without aliases, in the order in which they came."""
+        return list(self._models)
+
+    def known_names(self) -> list[str]:
+        """Every name that a request may use: ids and aliases."""
+        return list(self._id_of_name)
+
+    def resolve(self, name: str) -> str | None:
+        """The id of the model that a name or alias stands for, or None."""
+        return self._id_of_name.get(name)
+
+    def _require_in_use(self, endpoints: Iterable[int]) -> None:
+        for endpoint in endpoints:
+            if endpoint not in self._in_use:
+                raise ValueError(f"endpoint {endpoint} is not in use; add_endpoint() hands out indexes")
+
+    def _publish(self, models: dict[str, _Model]) -> None:
+        id_of_name: dict[str, str] = {}
+        for model_id, model in models.items():
+            for name in model.names:
+                other = id_of_name.setdefault(name, model_id)
+                if other != model_id:
+                    raise ConfigError(
+                        f"the name '{name}' of model '{model_id}' already belongs to model '{other}'; rename one"
+                    )
+        try:
+            self._table.publish((model.names, model.endpoints) for model in models.values())
+        except ValueError as error:  # two names with one hash: the only fault left that a user can cause
+            raise ConfigError(str(error)) from error
+        self._models = models
+        self._id_of_name = id_of_name

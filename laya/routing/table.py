@@ -1,0 +1,38 @@
+"""Owns: which of the two route tables this process has: the native one, or its twin where there is no extension."""
+
+from __future__ import annotations
+
+from laya.routing import feature_twin, table_twin
+
+UNKNOWN_MODEL = table_twin.UNKNOWN_MODEL
+NO_ENDPOINT = table_twin.NO_ENDPOINT
+BAD_FEATURE = table_twin.BAD_FEATURE
+FLAG_STREAMING = feature_twin.FLAG_STREAMING
+
+try:
+    from laya._core import COMPILER, RouteTable, hash_name, pack_feature, unpack_feature
+
+    NATIVE = True
+    WHY_NOT_NATIVE = ""
+except ImportError as error:
+    # No compiler when Laya was installed, or an extension built for another machine: the answers are the same.
+    from laya.routing.feature_twin import hash_name, pack_feature, unpack_feature
+    from laya.routing.table_twin import RouteTable  # type: ignore[assignment]
+
+    COMPILER = ""
+    NATIVE = False
+    WHY_NOT_NATIVE = str(error)
+
+__all__ = [
+    "BAD_FEATURE",
+    "COMPILER",
+    "FLAG_STREAMING",
+    "NATIVE",
+    "NO_ENDPOINT",
+    "UNKNOWN_MODEL",
+    "WHY_NOT_NATIVE",
+    "RouteTable",
+    "hash_name",
+    "pack_feature",
+    "unpack_feature",
+]
