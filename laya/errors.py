@@ -80,6 +80,18 @@ class ModelNotFound(NotFound):
         super().__init__(f"The model '{name}' does not exist.{hint}", param="model", nearest=close)
 
 
+class ModelNotPulled(ModelNotFound):
+    """A model of the catalogue that is not on this machine yet."""
+
+    def __init__(self, name: str, model_id: str) -> None:
+        NotFound.__init__(
+            self,
+            f"The model '{name}' is known but not on this machine: `laya pull {model_id}` fetches it.",
+            param="model",
+            nearest=model_id,
+        )
+
+
 class RequestTimeout(LayaError):
     code, type, http_status = "request_timeout", "invalid_request_error", 408
 

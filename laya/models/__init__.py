@@ -1,0 +1,36 @@
+"""The models room: which models there are, where they lie, and how they get here.
+
+Its door is this module. Knows nothing of memory, engines or the gateway; downloads load their libraries when used.
+"""
+
+from __future__ import annotations
+
+from laya.models.card import ModelCard, show
+from laya.models.catalogue import CatalogueEntry, Shape, default_model, entries
+from laya.models.library import (
+    Library,
+    available,
+    home_path,
+    remove,
+    resolve,
+)
+from laya.models.pulling import Offer, pull, size_text
+from laya.models.sources import Progress
+
+__all__ = [
+    "CatalogueEntry",
+    "Library",
+    "ModelCard",
+    "Offer",
+    "Progress",
+    "Shape",
+    "available",
+    "default_model",
+    "entries",
+    "home_path",
+    "pull",
+    "remove",
+    "resolve",
+    "show",
+    "size_text",
+]

@@ -1,0 +1,269 @@
+"""Owns: the steps of a pull, the same for every source, and what stands before the first byte.
+
+Knows no protocol (the sources do) and no memory (the caller's `before_download` judges the fit). A pull works in
+`partial/<id>/` under a lock and ends with one rename into the library: until then nothing has the model's name.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from laya.errors import BadModelFile, DownloadError, ModelNotFound
+from laya.models import catalogue
+from laya.models.catalogue import CatalogueEntry
+from laya.models.files import check_gguf, model_at
+from laya.models.library import Library, model_id_of, now_utc
+from laya.models.manifest import Manifest, StoredFile
+from laya.models.sources import FetchedFile, Probe, Progress, Source, is_source, parse_source
+from laya.types import GIB, MIB, ModelFile
+
+FreeBytes = Callable[[Path], int]
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pull is about to do. Sizes are None where the source does not tell them."""
+
+    id: str
+    source: str
+    file_bytes: int | None
+    disk_need_bytes: int | None
+    disk_free_bytes: int
+    folder: Path
+    entry: CatalogueEntry | None
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What the user named: an entry of the catalogue or not, and the source text."""
+
+    entry: CatalogueEntry | None
+    source: str
+
+
+def disk_free_bytes(path: Path) -> int:
+    """Bytes this user may still write on the disk that holds `path`, which need not exist yet."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def pull(
+    name_or_source: str,
+    *,
+    home: Path | None = None,
+    progress: Progress | None = None,
+    before_download: Callable[[Offer], None] | None = None,
+    model_id: str | None = None,
+    free_bytes: FreeBytes = disk_free_bytes,
+) -> ModelFile:
+    """Bring a model into the library; one that is there whole already is given back at once.
+
+    `before_download` sees the offer before the first byte and raises to refuse it. `progress` gets bytes so far and
+    in all. `model_id` names the model instead of its file. A path is linked, not copied.
+    Raises: ModelNotFound, DownloadError (nothing under the model's name is left), BadModelFile (a bad path).
+    """
+    library = Library(home)
+    # 1. what is meant
+    asked = _asked(name_or_source)
+    if not is_source(asked.source):
+        return _link(library, Path(asked.source), model_id)
+    # 2. there already
+    wanted_id = asked.entry.id if asked.entry else model_id_of(model_id) if model_id else None
+    if present := _present(library, asked.source, wanted_id):
+        return present
+    # 3. what it would bring
+    entry = asked.entry
+    source = parse_source(
+        asked.source,
+        file_bytes=entry.file_bytes if entry else None,
+        download_bytes=entry.download_bytes if entry else None,
+    )
+    probe = _pinned(source.probe(), entry)
+    wanted_id = wanted_id or model_id_of(probe.suggested_id)
+    _check_name_free(library, wanted_id, asked.source)
+    with _work_folder(library, wanted_id) as folder:
+        if present := _present(library, asked.source, wanted_id):
+            return present  # by a pull that ended while we asked
+        # 4. room for it, and a yes
+        offer = _offer(wanted_id, asked, probe, source, folder, free_bytes)
+        _check_disk(offer)
+        if before_download:
+            before_download(offer)
+        # 5. the bytes, checked, under its name
+        fetched = _fetch(source, probe, folder, progress or _ignore, offer, free_bytes)
+        manifest = _manifest(wanted_id, asked, fetched)
+        return library.commit(folder, manifest)
+
+
+def _asked(text: str) -> _Asked:
+    """Raises: ModelNotFound for what is no catalogue name, source or path."""
+    if entry := catalogue.find(text) or catalogue.of_source(text):
+        return _Asked(entry, entry.source)
+    if is_source(text) or Path(text).expanduser().exists():
+        return _Asked(None, text)
+    names = [name for entry in catalogue.entries() for name in entry.names]
+    raise ModelNotFound(text, [f"hf://{text}"] if text.count("/") == 1 else names)
+
+
+def _present(library: Library, source: str, wanted_id: str | None) -> ModelFile | None:
+    """The whole model of this source in the library, or None."""
+    for manifest in library.manifests():
+        if manifest.source == source and wanted_id in (None, manifest.id):
+            try:
+                library.check(manifest)
+            except BadModelFile:
+                return None
+            return library.model(manifest)
+    return None
+
+
+def _check_name_free(library: Library, model_id: str, source: str) -> None:
+    for manifest in library.manifests():
+        if manifest.id == model_id and manifest.source != source:
+            raise DownloadError(
+                f"The name '{model_id}' is taken by the model from {manifest.source}. "
+                f"Choose another with --name, or `laya rm {model_id}` first."
+            )
+
+
+def _pinned(probe: Probe, entry: CatalogueEntry | None) -> Probe:
+    """The probe with the catalogue's checksum. Raises before the download when the server states another one."""
+    if entry is None or entry.sha256 is None:
+        return probe
+    file = probe.files[0]
+    if file.sha256 not in (None, entry.sha256):
+        raise _wrong_checksum(file.name, str(file.sha256), entry.sha256)
+    return msgspec.structs.replace(probe, files=(msgspec.structs.replace(file, sha256=entry.sha256),))
+
+
+def _offer(model_id: str, asked: _Asked, probe: Probe, source: Source, folder: Path, free_bytes: FreeBytes) -> Offer:
+    return Offer(
+        id=model_id,
+        source=asked.source,
+        file_bytes=probe.file_bytes,
+        disk_need_bytes=source.disk_need_bytes(probe, folder),
+        disk_free_bytes=free_bytes(folder),
+        folder=folder,
+        entry=asked.entry,
+    )
+
+
+def _check_disk(offer: Offer) -> None:
+    if offer.disk_need_bytes is not None and offer.disk_need_bytes > offer.disk_free_bytes:
+        raise _disk_full(offer, offer.disk_free_bytes)
+
+
+def _disk_full(offer: Offer, free: int) -> DownloadError:
+    need = "more" if offer.disk_need_bytes is None else size_text(offer.disk_need_bytes)
+    return DownloadError(
+        f"{offer.id} needs {need} of disk, {size_text(free)} free on {offer.folder.parent}.",
+        need_bytes=offer.disk_need_bytes,
+        available_bytes=free,
+    )
+
+
+def _fetch(
+    source: Source, probe: Probe, folder: Path, progress: Progress, offer: Offer, free_bytes: FreeBytes
+) -> list[FetchedFile]:
+    """Fetch and verify. What cannot be gone on from, or must not be trusted, is deleted before the error leaves."""
+    try:
+        fetched = source.fetch(probe, folder, progress)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _disk_full(offer, free_bytes(folder)) from None
+        raise DownloadError(f"{folder}: {error.strerror or error}.") from None
+    except BaseException:
+        if not source.keeps_partial:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    for expected, arrived in zip(probe.files, fetched, strict=True):
+        try:
+            check_gguf(arrived.path)
+        except BadModelFile as error:
+            shutil.rmtree(folder)
+            raise DownloadError(f"What arrived is no model: {error.message}") from None
+        if expected.sha256 not in (None, arrived.sha256):
+            shutil.rmtree(folder)
+            raise _wrong_checksum(arrived.path.name, arrived.sha256, str(expected.sha256))
+    return fetched
+
+
+def _wrong_checksum(name: str, got: str, expected: str) -> DownloadError:
+    return DownloadError(f"{name}: wrong checksum, nothing was kept. sha256 is {got}, expected {expected}.")
+
+
+def _manifest(model_id: str, asked: _Asked, fetched: list[FetchedFile]) -> Manifest:
+    files = tuple(
+        StoredFile(name=file.path.name, file_bytes=file.path.stat().st_size, sha256=file.sha256) for file in fetched
+    )
+    licence = asked.entry.licence if asked.entry else None
+    return Manifest(id=model_id, source=asked.source, format="gguf", files=files, pulled_at=now_utc(), licence=licence)
+
+
+def _link(library: Library, path: Path, model_id: str | None) -> ModelFile:
+    """Give the model at a path a name in the library; the file stays where it is."""
+    model = model_at(path.expanduser())
+    wanted_id = model_id_of(model_id or model.id)
+    source = str(model.path)
+    if present := _present(library, source, wanted_id):
+        return present
+    _check_name_free(library, wanted_id, source)
+    manifest = Manifest(
+        id=wanted_id,
+        source=source,
+        format=model.format,
+        files=(StoredFile(name=model.path.name, file_bytes=model.file_bytes),),
+        pulled_at=now_utc(),
+        linked=source,
+    )
+    with _work_folder(library, wanted_id) as folder:
+        return library.commit(folder, manifest)
+
+
+@contextmanager
+def _work_folder(library: Library, model_id: str) -> Iterator[Path]:
+    """The folder of a pull under way, locked against a second pull of the same model; gone again when empty."""
+    folder = library.partial_path / library.folder(model_id).name
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY)
+        except OSError as error:
+            raise DownloadError(f"{folder}: cannot be written ({error.strerror}).") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the pull before us may have renamed the folder away between our two looks at it
+            if not _is_open_folder(descriptor, folder):
+                continue
+            try:
+                yield folder
+            finally:
+                if _is_open_folder(descriptor, folder) and not any(folder.iterdir()):
+                    folder.rmdir()
+            return
+        except BlockingIOError:
+            raise DownloadError(f"{model_id} is being pulled by another process.") from None
+        finally:
+            os.close(descriptor)
+
+
+def _is_open_folder(descriptor: int, folder: Path) -> bool:
+    """Whether `folder` is still the folder that is open here."""
+    return folder.is_dir() and os.path.samestat(os.fstat(descriptor), folder.stat())
+
+
+def size_text(size: int) -> str:
+    """Bytes as people read them: `93.8 MiB`, `4.6 GiB`."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
+
+
+def _ignore(done: int, total: int | None) -> None:
+    """No one watches."""
