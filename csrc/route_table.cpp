@@ -250,7 +250,7 @@ Load RouteTable::load(std::uint32_t endpoint) const noexcept {
 // ------------------------------------------------------------------------------------------------ the hot path
 
 struct RouteTable::Candidates {
-    std::uint64_t least_rank = ~std::uint64_t{0};
+    std::uint64_t least_rank = 0;
     std::uint64_t home_rank = 0;
     std::int32_t least = NO_ENDPOINT;
     std::int32_t home = NO_ENDPOINT;  // the session's endpoint, if it is one of this model's and eligible
@@ -270,7 +270,7 @@ RouteTable::Candidates RouteTable::weigh(const std::uint32_t* endpoints, std::ui
                              tokens_of(load) + tokens > at.max_tokens.load(std::memory_order_relaxed);
         const std::uint64_t rank = is_full ? load | FULL : load;
         const auto endpoint = static_cast<std::int32_t>(endpoints[i]);
-        if (rank < found.least_rank) {
+        if (found.least < 0 || rank < found.least_rank) {
             found.least_rank = rank;
             found.least = endpoint;
         }
