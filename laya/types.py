@@ -39,6 +39,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     source: str | None = None  # where it was pulled from
     chat_template: str | None = None  # replaces the one in the file (the catalogue gives smollm2 a tool template)
+    task: Task | None = None  # what the catalogue knows it is for; None: not known, the config or "chat" decides
 
 
 class AskedSettings(msgspec.Struct, frozen=True, kw_only=True):

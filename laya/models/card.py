@@ -31,8 +31,9 @@ def show(name: str, *, models_dir: Path | None = MODELS_DIR, home: Path | None =
     try:
         file = resolve(name, models_dir=models_dir, home=home)
     except ModelNotPulled:
-        entry = catalogue.find(name)
-        assert entry is not None, "ModelNotPulled is raised for names of the catalogue only"
+        entry = catalogue.find(name) or catalogue.of_source(name)
+        if entry is None:
+            raise
         return ModelCard(id=entry.id, file=None, manifest=None, entry=entry)
     pulled = file.origin == "pulled"
     return ModelCard(

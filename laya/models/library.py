@@ -1,8 +1,8 @@
 """Owns: the store of pulled models under `$LAYA_HOME` (or the XDG data folder), and finding a model by its name.
 
 Layout: `models/<id>/` holds one pulled model and its manifest; `partial/<id>/` holds a pull that is under way. A name
-is an id, an alias, a file name in models_dir, a name of another program's store (`ollama/llama3:8b`) or a path, tried
-in this order. Knows nothing of memory, engines or networks.
+is an id, an alias or the source of a pulled model, a file name in models_dir, a name of another program's store
+(`ollama/llama3:8b`) or a path, tried in this order. Knows nothing of memory, engines or networks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-import platformdirs
-
+from laya.config.places import data_dir
 from laya.errors import BadModelFile, DownloadError, ModelNotFound, ModelNotPulled
 from laya.models import catalogue
 from laya.models.files import check_model, is_sound, model_at, models_in, shard_paths
 from laya.models.found import STORES, found_models
 from laya.models.manifest import MANIFEST_NAME, Manifest, read_manifest, sync_folder, write_manifest
+from laya.models.sources import is_source
 from laya.types import ModelFile
 
 MODELS_DIR = Path("models")
@@ -31,8 +31,7 @@ T = TypeVar("T")
 
 def home_path() -> Path:
     """The folder of everything Laya keeps: `$LAYA_HOME`, else the user's data folder."""
-    chosen = os.environ.get("LAYA_HOME")
-    return Path(chosen).expanduser().absolute() if chosen else Path(platformdirs.user_data_dir("laya"))
+    return data_dir(os.environ).absolute()
 
 
 class Library:
@@ -78,6 +77,7 @@ class Library:
             aliases=tuple(dict.fromkeys(manifest.aliases + (entry.aliases if entry else ()))),
             source=manifest.source,
             chat_template=entry.template_text() if entry else None,
+            task=entry.task if entry else None,
         )
 
     def check(self, manifest: Manifest) -> None:
@@ -149,7 +149,7 @@ def resolve(
     Raises: BadModelFile (found, but broken), ModelNotPulled (in the catalogue only), ModelNotFound.
     """
     library = Library(home)
-    manifest = _match(name, library.manifests(), lambda manifest: _names(library.model(manifest)))
+    manifest = _match(name, library.manifests(), lambda manifest: (*_names(library.model(manifest)), manifest.source))
     if manifest is not None:
         library.check(manifest)
         return library.model(manifest)
@@ -159,6 +159,8 @@ def resolve(
     if model is not None:
         check_model(model)
         return model
+    if is_source(name):
+        raise ModelNotPulled(name, name)
     if allow_path and _looks_like_path(name):
         return model_at(Path(name).expanduser())
     if entry := catalogue.find(name):
