@@ -1,0 +1,173 @@
+"""Owns: how decided settings are said to llama.cpp, as parameters of the wheel and as flags of a llama-server.
+
+The two functions stand side by side because they must say the same. Both state every default that matters instead of
+trusting it: left alone, llama.cpp shrinks the context to fit, keeps 8 GiB of old prompts, 32 checkpoints a slot, and
+answers with the model's path as its name.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from laya.engines.settings import EngineSettings
+
+HOST = "127.0.0.1"
+# The gateway sends a body at once, so a slow read is a fault. A write may wait for a client that reads slowly.
+READ_TIMEOUT_S = 60
+WRITE_TIMEOUT_S = 600
+
+
+def params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
+    """Dotted names of xllamacpp.CommonParams -> values; the user's args last. Raises ConfigError."""
+    planned = settings.planned
+    values: dict[str, Any] = {
+        "model.path": absolute(settings.path),
+        "model_alias": [settings.model_id],  # a bare string would be read letter by letter
+        "hostnames": [HOST],
+        "port": 0,
+        "api_keys": [api_key],
+        "ui": False,
+        "offline": True,
+        "endpoint_slots": True,
+        "endpoint_props": True,
+        "timeout_read": READ_TIMEOUT_S,
+        "timeout_write": WRITE_TIMEOUT_S,
+        "n_threads_http": settings.http_threads,
+        # What the plan counted, and nothing that grows beside it.
+        "n_ctx": settings.context_tokens,
+        "n_parallel": planned.max_num_seqs,
+        "kv_unified": planned.kv_unified,
+        "kv_unified_per_slot": 0,
+        "cache_type_k": planned.kv_cache_dtype,
+        "cache_type_v": planned.kv_cache_dtype,
+        "flash_attn_type": "enabled",
+        "n_batch": planned.n_batch,
+        "n_ubatch": planned.n_ubatch,
+        "n_gpu_layers": settings.gpu_layers,
+        "load_mode": "mmap" if planned.mmap else "none",
+        "fit_params": False,
+        "cache_ram_mib": 0,
+        "cache_idle_slots": False,
+        "n_ctx_checkpoints": 0,
+        "swa_full": False,
+        "moe_cache_size": 0,
+        "load_mtp": False,
+        "ctx_shift": False,
+        "cont_batching": True,
+        "warmup": True,
+        "use_jinja": True,
+        "sleep_idle_seconds": -1,
+        "speculative.types": ["none"],
+        "cpuparams.n_threads": planned.n_threads,
+        "cpuparams_batch.n_threads": planned.n_threads,
+    }
+    return values | _task_params(settings) | _extra_params(settings) | settings.checked_args()
+
+
+def _task_params(settings: EngineSettings) -> dict[str, Any]:
+    task = settings.planned.task
+    if task == "chat":
+        return {"embedding": False}
+    pooling = "rank" if task == "rerank" else settings.pooling or "unspecified"
+    return {"embedding": True, "pooling_type": pooling}
+
+
+def _extra_params(settings: EngineSettings) -> dict[str, Any]:
+    extra: dict[str, Any] = {}
+    if settings.chat_template is not None:
+        extra["chat_template"] = settings.chat_template
+    if settings.mmproj is not None:
+        extra["mmproj.path"] = absolute(settings.mmproj)
+        extra["mmproj_use_gpu"] = settings.gpu_layers > 0
+    if settings.lora:
+        extra["lora_adapters"] = [absolute(path) for path in settings.lora]
+    if settings.draft is not None:
+        extra |= {
+            "speculative.types": ["draft_simple"],
+            "speculative.draft.mparams.path": absolute(settings.draft),
+            "speculative.draft.cache_type_k": "f16",
+            "speculative.draft.cache_type_v": "f16",
+            "speculative.draft.n_gpu_layers": settings.gpu_layers,
+            "speculative.draft.cpuparams.n_threads": settings.planned.n_threads,
+            "speculative.draft.cpuparams_batch.n_threads": settings.planned.n_threads,
+        }
+    return extra
+
+
+def flags(settings: EngineSettings) -> list[str]:
+    """The same for a llama-server binary, without its path. The key goes in LLAMA_API_KEY. Raises ConfigError."""
+    planned = settings.planned
+    pairs = {
+        "--model": absolute(settings.path),
+        "--alias": settings.model_id,
+        "--host": HOST,
+        "--port": 0,
+        "--timeout": WRITE_TIMEOUT_S,
+        "--threads-http": settings.http_threads,
+        "--ctx-size": settings.context_tokens,
+        "--parallel": planned.max_num_seqs,
+        "--cache-type-k": planned.kv_cache_dtype,
+        "--cache-type-v": planned.kv_cache_dtype,
+        "--flash-attn": "on",
+        "--batch-size": planned.n_batch,
+        "--ubatch-size": planned.n_ubatch,
+        "--n-gpu-layers": settings.gpu_layers,
+        "--threads": planned.n_threads,
+        "--threads-batch": planned.n_threads,
+        "--load-mode": "mmap" if planned.mmap else "none",
+        "--spec-type": "none" if settings.draft is None else "draft-simple",
+        "--fit": "off",
+        "--cache-ram": 0,
+        "--ctx-checkpoints": 0,
+    } | _extra_flags(settings)
+    words = ["--jinja", "--no-webui", "--offline", "--slots", "--props", "--no-context-shift", "--no-cache-idle-slots"]
+    words += ["--kv-unified" if planned.kv_unified else "--no-kv-unified"]
+    words += [word for flag, value in pairs.items() for word in (flag, str(value))]
+    words += _task_flags(settings)
+    return words + [word for name, value in settings.checked_args().items() for word in _flag(name, value)]
+
+
+def _task_flags(settings: EngineSettings) -> list[str]:
+    task = settings.planned.task
+    if task == "chat":
+        return []
+    if task == "rerank":
+        return ["--rerank"]
+    return ["--embedding", *(("--pooling", settings.pooling) if settings.pooling else ())]
+
+
+def _extra_flags(settings: EngineSettings) -> dict[str, Any]:
+    extra: dict[str, Any] = {}
+    if settings.chat_template is not None:
+        extra["--chat-template"] = settings.chat_template
+    if settings.mmproj is not None:
+        extra["--mmproj"] = absolute(settings.mmproj)
+    if settings.lora:
+        extra["--lora"] = ",".join(absolute(path) for path in settings.lora)
+    if settings.draft is not None:
+        extra["--model-draft"] = absolute(settings.draft)
+        extra["--n-gpu-layers-draft"] = settings.gpu_layers
+    return extra
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    """`flash_attn: on` -> --flash-attn on; true -> --name, false -> --no-name; a list repeats the flag."""
+    long = name if name.startswith("-") else "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return [long if value else "--no-" + long.removeprefix("--")]
+    if isinstance(value, list):
+        return [word for each in value for word in (long, str(each))]
+    return [long, str(value)]
+
+
+def environment(api_key: str | None = None) -> dict[str, str]:
+    """The child's environment: ours, without secrets it does not need and variables that would steer llama.cpp."""
+    dropped = ("LLAMA_", "LAYA_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return kept if api_key is None else kept | {"LLAMA_API_KEY": api_key}
+
+
+def absolute(path: Path) -> str:
+    return str(path.expanduser().absolute())

@@ -1,0 +1,86 @@
+"""Owns: the proof that an engine works: one generated token, embedding or score that really came back.
+
+A server that listens is not yet an engine that computes: a wrong instruction set, a kernel that is missing or a mode
+that does not fit the model show only at the first answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import httpx
+
+from laya.errors import EngineFailed
+from laya.types import EngineAddress, Task
+
+RETRY_S = 0.1
+NO_POOLING_HINT = "The model file states no pooling: set args: {pooling_type: mean}, or last, as its authors say"
+PROBES: dict[Task, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/completions", {"prompt": "Hello", "max_tokens": 1, "temperature": 0, "cache_prompt": False}),
+    "embed": ("/v1/embeddings", {"input": "Hello"}),
+    "rerank": ("/v1/rerank", {"query": "Hello", "documents": ["Hello"]}),
+}
+
+
+async def until_it_answers(address: EngineAddress, task: Task) -> None:
+    """Return after the first real answer. Waits without a deadline of its own while the engine loads.
+
+    Raises EngineFailed with the engine's words when it answers with something else.
+    """
+    path, body = PROBES[task]
+    headers = {"authorization": f"Bearer {address.api_key}"} if address.api_key else {}
+    # trust_env off: a proxy set for the internet must not see the loopback.
+    async with httpx.AsyncClient(
+        base_url=f"http://{address.host}:{address.port}", headers=headers, timeout=None, trust_env=False, verify=False
+    ) as client:
+        while True:
+            try:
+                response = await client.post(path, json=body)
+            except httpx.TransportError:
+                response = None  # not listening yet, or gone: whoever waits for the exit will say so
+            if response is not None and response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                return check(task, response)
+            await asyncio.sleep(RETRY_S)
+
+
+def check(task: Task, response: httpx.Response) -> None:
+    """Raise EngineFailed unless the answer carries what the task is about."""
+    try:
+        answer = response.json()
+    except ValueError:
+        raise EngineFailed(f"its first answer was not JSON: {response.text[:200]!r}") from None
+    if response.status_code != httpx.codes.OK:
+        words = error_text(answer)
+        hint = f". {NO_POOLING_HINT}" if task == "embed" and "Pooling type 'none'" in words else ""
+        raise EngineFailed(f"its first answer was an error: {words}{hint}")
+    if not CHECKS[task](answer):
+        raise EngineFailed(f"its first answer has no {THINGS[task]}: {response.text[:200]}")
+
+
+THINGS: dict[Task, str] = {"chat": "token", "embed": "embedding", "rerank": "score"}
+
+
+def _has_token(answer: dict[str, Any]) -> bool:
+    return bool(answer.get("choices")) and int(answer.get("usage", {}).get("completion_tokens", 0)) >= 1
+
+
+def _has_embedding(answer: dict[str, Any]) -> bool:
+    data = answer.get("data") or [{}]
+    vector = data[0].get("embedding") or []
+    return bool(vector) and all(isinstance(value, float | int) and math.isfinite(value) for value in vector)
+
+
+def _has_score(answer: dict[str, Any]) -> bool:
+    results = answer.get("results") or [{}]
+    return isinstance(results[0].get("relevance_score"), float | int)
+
+
+CHECKS = {"chat": _has_token, "embed": _has_embedding, "rerank": _has_score}
+
+
+def error_text(answer: Any) -> str:
+    """The message inside OpenAI's envelope, or the answer itself."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:500]

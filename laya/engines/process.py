@@ -1,0 +1,242 @@
+"""Owns: one engine child from spawn to exit: readiness, the reason of its end in words, its measured memory.
+
+Knows no plan, no queue and no other model. An engine is ready only after it has really answered, and gone only after
+it is reaped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+import laya
+from laya.engines import llamacpp
+from laya.engines.child import Child
+from laya.engines.cpu import CPUINFO, check_cpu
+from laya.engines.log import EngineLog
+from laya.engines.probe import until_it_answers
+from laya.engines.settings import EngineSettings
+from laya.errors import EngineFailed
+from laya.types import KIB, EngineAddress
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CHILD_MODULE = "laya.engines.llamacpp_child"
+CHILD_NICE = 5  # a third of the gateway's CPU weight: the gateway answers first, and the desktop stays usable
+CHILD_OOM_SCORE_ADJ = 500  # the kernel takes an engine before the gateway or the user's programs
+TERM_WAIT_S = 3.0
+KILL_WAIT_S = 5.0
+GIVING_UP_WAIT_S = 1.0  # for a child that has said why it gives up
+LISTENING = re.compile(r"listening on http://([^\s:/]+):(\d+)")
+SIGNAL_WORDS: dict[int, str] = {
+    signal.SIGKILL: "out of memory or kill",
+    signal.SIGSEGV: "a fault in the engine",
+    signal.SIGABRT: "the engine gave up",
+    signal.SIGBUS: "the model file changed or could not be read",
+    signal.SIGILL: "an instruction that this CPU does not have",
+    signal.SIGTERM: "asked to stop",
+}
+
+
+class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel says of the child, in bytes."""
+
+    peak_bytes: int  # VmHWM: the most that was ever resident
+    resident_bytes: int  # VmRSS: anonymous memory and the mapped pages of the model file
+    anonymous_bytes: int  # RssAnon: what cannot be dropped
+
+
+class EngineProcess:
+    """One child, started once. All methods run on one event loop, that of the main thread."""
+
+    def __init__(self, settings: EngineSettings, log: EngineLog, *, cpuinfo: Path = CPUINFO) -> None:
+        self.settings = settings
+        self.log = log
+        self.state: Literal["new", "starting", "ready", "stopping", "exited"] = "new"
+        self.address: EngineAddress | None = None
+        self.pid: int | None = None
+        self.started_at: float | None = None  # Unix time
+        self.exit_reason: str | None = None
+        self._cpuinfo = cpuinfo
+        self._api_key = secrets.token_urlsafe(32)
+        self._child: Child | None = None
+        self._gave_up: str | None = None  # the child's own last words
+        self._listening: asyncio.Future[str] | None = None  # host:port
+
+    async def start(self) -> EngineAddress:
+        """Spawn and return once the engine has really answered.
+
+        Raises ConfigError or BadModelFile before a process is spent, EngineFailed after; then, and when cancelled,
+        the child is gone before this returns.
+        """
+        assert self.state == "new", "an EngineProcess is started once"
+        self.settings.check()
+        if self.settings.engine_path is None:
+            check_cpu(self._cpuinfo)
+        child = self._spawn()
+        timeout_s = self.settings.load_timeout_s
+        try:
+            self.address = await asyncio.wait_for(self._unless_exited(child, self._become_ready()), timeout_s)
+        except BaseException as error:
+            self.kill()
+            await child.wait(KILL_WAIT_S)
+            if isinstance(error, asyncio.TimeoutError):
+                raise self._failure(f"not ready after {timeout_s:g} s (load_timeout_s)") from None
+            raise
+        self.state = "ready"
+        return self.address
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL; returns when the child is reaped. Does nothing when there is none."""
+        child = self._child
+        if child is None or child.exited.done():
+            return
+        self.state = "stopping"
+        for signum, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
+            child.signal_group(signum)
+            if await child.wait(wait_s):
+                return
+        logger.error("engine %s (pid %s) is not gone %g s after SIGKILL", self.settings.model_id, self.pid, KILL_WAIT_S)
+
+    def kill(self) -> None:
+        """SIGKILL to the child and whatever it started; `wait_exit` tells when it is gone."""
+        if self._child is not None:
+            self._child.signal_group(signal.SIGKILL)
+
+    async def wait_exit(self) -> str:
+        """The reason of the exit, in words, once the child is reaped."""
+        assert self._child is not None, "wait_exit before start"
+        await self._child.wait()
+        return self._ended(self._child.exited.result())
+
+    def measure(self) -> MemoryReading | None:
+        """The child's memory now; None when there is no child."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except OSError:
+            return None
+        kib = dict(re.findall(r"^(VmHWM|VmRSS|RssAnon):\s+(\d+) kB$", status, re.MULTILINE))
+        if len(kib) < 3:  # a zombie has no memory lines
+            return None
+        return MemoryReading(
+            peak_bytes=int(kib["VmHWM"]) * KIB,
+            resident_bytes=int(kib["VmRSS"]) * KIB,
+            anonymous_bytes=int(kib["RssAnon"]) * KIB,
+        )
+
+    def _spawn(self) -> Child:
+        document = json.dumps(self._document()).encode()
+        self._listening = asyncio.get_running_loop().create_future()
+        try:
+            self._child = Child(
+                # The model's name is there for whoever reads `ps`.
+                [sys.executable, "-m", CHILD_MODULE, self.settings.model_id],
+                document=document,
+                environment=_child_environment(),
+                on_stdout=self._on_report,
+                on_stderr=self._on_log,
+            )
+        except OSError as error:
+            raise self._failure(f"no process could be made ({error})") from None
+        self.pid, self.started_at, self.state = self._child.pid, time.time(), "starting"
+        self._child.exited.add_done_callback(lambda exited: self._ended(exited.result()))
+        self.log.begin(f"engine for {self.settings.model_id} started, pid {self.pid}")
+        return self._child
+
+    def _document(self) -> dict[str, Any]:
+        common = {"parent_pid": os.getpid(), "nice": CHILD_NICE, "oom_score_adj": CHILD_OOM_SCORE_ADJ}
+        if self.settings.engine_path is None:
+            return common | {"params": llamacpp.params(self.settings, self._api_key)}
+        command = [llamacpp.absolute(self.settings.engine_path), *llamacpp.flags(self.settings)]
+        return common | {"command": command, "environment": llamacpp.environment(self._api_key)}
+
+    def _on_report(self, line: bytes) -> None:
+        """The child's one line: where it listens, or why it gives up."""
+        message = json.loads(line)
+        if "address" in message:
+            self._on_listening(message["address"].removeprefix("http://"))
+        else:
+            self._gave_up = message["error"]
+            self.log.note(message["error"])
+            asyncio.get_running_loop().call_later(GIVING_UP_WAIT_S, self.kill)
+
+    def _on_log(self, data: bytes) -> None:
+        self.log.feed(data)
+        if self.settings.engine_path is not None and self._listening is not None and not self._listening.done():
+            found = [match for line in self.log.run_lines() if (match := LISTENING.search(line))]
+            if found:
+                self._on_listening(f"{found[0][1]}:{found[0][2]}")
+
+    def _on_listening(self, host_and_port: str) -> None:
+        assert self._listening is not None
+        if not self._listening.done():
+            self._listening.set_result(host_and_port)
+
+    async def _become_ready(self) -> EngineAddress:
+        assert self._listening is not None
+        host, _, port = (await self._listening).rpartition(":")
+        address = EngineAddress(host=host, port=int(port), api_key=self._api_key, cancels_whole=False)
+        try:
+            await until_it_answers(address, self.settings.planned.task)
+        except EngineFailed as error:
+            raise self._failure(error.message) from None
+        return address
+
+    async def _unless_exited(self, child: Child, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, or EngineFailed as soon as the child is gone."""
+        task = asyncio.ensure_future(work)
+        try:
+            ends: set[asyncio.Future[Any]] = {task, child.exited}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not child.exited.done():
+                return task.result()
+        finally:
+            task.cancel()
+        reason = self._ended(child.exited.result())
+        if child.exited.result() >= 0:
+            words = self.log.error_words(first=True) or self._gave_up or reason
+            reason = f"{words} (model file {self.settings.path})"
+        raise self._failure(reason)
+
+    def _failure(self, words: str) -> EngineFailed:
+        return EngineFailed(f"The engine for '{self.settings.model_id}' did not start: {words}", param="model")
+
+    def _ended(self, returncode: int) -> str:
+        """Settle the reason of the exit, once."""
+        if self.exit_reason is None:
+            words = self.log.error_words(first=self.address is None)
+            self.exit_reason = exit_words(returncode, words)
+            self.state = "exited"
+            self.log.note(f"engine ended: {self.exit_reason}")
+        return self.exit_reason
+
+
+def exit_words(returncode: int, said: str | None) -> str:
+    """`-9` -> "killed by signal 9 (out of memory or kill)"; `1` -> "exited with 1: <what it said>"."""
+    if returncode >= 0:
+        return f"exited with {returncode}" + (f": {said}" if said else "")
+    signum = -returncode
+    meaning = SIGNAL_WORDS.get(signum) or signal.strsignal(signum) or "unknown"
+    return f"killed by signal {signum} ({meaning})" + (f": {said}" if said and signum == signal.SIGABRT else "")
+
+
+def _child_environment() -> dict[str, str]:
+    environment = llamacpp.environment() | {"PYTHONSAFEPATH": "1"}  # no module from the user's current folder
+    root = Path(laya.__file__).resolve().parents[1]
+    if root.name not in ("site-packages", "dist-packages"):
+        path = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{path}" if path else str(root)
+    return environment

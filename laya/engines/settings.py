@@ -1,0 +1,84 @@
+"""Owns: everything one engine child needs, and the checks made before a process is spent on it.
+
+The values were decided elsewhere (a plan, the config); this module only says when they cannot work together. It knows
+nothing of processes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from laya.engines.arguments import check_args
+from laya.errors import BadModelFile, ConfigError
+from laya.types import PlannedSettings
+
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
+LOAD_TIMEOUT_S = 300.0
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine to start. Paths may be relative to the current folder; they are made absolute for the child."""
+
+    model_id: str  # what answers call the model
+    path: Path  # the .gguf file, the first one of a split model
+    planned: PlannedSettings
+    args: dict[str, Any] = {}  # the engine's own arguments, from config; see arguments.py
+    mmproj: Path | None = None  # projector of a vision or audio model
+    draft: Path | None = None  # small model for speculative decoding
+    lora: tuple[Path, ...] = ()  # adapters, each at scale 1
+    chat_template: str | None = None  # the text of a Jinja template; None = the one in the file
+    gpu_layers: int = 0
+    pooling: Pooling | None = None  # task embed: None = the file's own; a file without one needs "mean" or "last"
+    engine_path: Path | None = None  # the user's own llama-server instead of the built-in engine
+    load_timeout_s: float = LOAD_TIMEOUT_S  # from spawn to the first generated token
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the whole context, as llama.cpp's n_ctx counts them."""
+        if self.planned.kv_unified:
+            return self.planned.slot_tokens
+        return self.planned.slot_tokens * self.planned.max_num_seqs
+
+    @property
+    def http_threads(self) -> int:
+        """Threads of the engine's HTTP server, one per connection.
+
+        A client that left holds its connection until the engine notices, while the next one is already admitted.
+        """
+        return 2 * self.planned.max_num_seqs + 8
+
+    def checked_args(self) -> dict[str, Any]:
+        """`args` flattened to dotted names. Raises ConfigError for one that fights the plan or does not exist."""
+        return check_args(
+            self.args,
+            where=f"models.{self.model_id}.args",
+            has_draft=self.draft is not None,
+            native_flags=self.engine_path is not None,
+        )
+
+    def check(self) -> None:
+        """Raise ConfigError or BadModelFile for what can be seen without starting anything."""
+        self.checked_args()
+        for path in (self.path, self.mmproj, self.draft, *self.lora):
+            if path is not None:
+                check_file(path)
+        if self.engine_path is not None and not os.access(self.engine_path, os.X_OK):
+            raise ConfigError(f"engine_path: {self.engine_path} is not a program that can be run", param="engine_path")
+        if self.pooling is not None and self.planned.task == "chat":
+            raise ConfigError(f"pooling: {self.pooling} goes with task embed or rerank, not chat", param="pooling")
+
+
+def check_file(path: Path) -> None:
+    """Raise BadModelFile when the file is missing, empty, a folder or unreadable."""
+    if not path.exists():
+        raise BadModelFile(f"{path} does not exist", param="model")
+    if not path.is_file():
+        raise BadModelFile(f"{path} is not a file; the llama.cpp engine needs a .gguf file", param="model")
+    if path.stat().st_size == 0:
+        raise BadModelFile(f"{path} is empty (0 bytes); pull it again", param="model")
+    if not os.access(path, os.R_OK):
+        raise BadModelFile(f"{path} cannot be read: permission denied", param="model")
