@@ -3,6 +3,9 @@
 Knows no room: rooms take their own section. Zero config works: `Config()` is a complete configuration.
 """
 
+from laya.config.flags import parse_engine_flags
+from laya.config.load import load_config, parse_settings
+from laya.config.places import data_dir
 from laya.config.resolve import ResolvedModel, with_settings
 from laya.config.schema import (
     ApiKey,
@@ -13,6 +16,7 @@ from laya.config.schema import (
     SamplingDefaults,
     ServerConfig,
 )
+from laya.config.units import parse_budget, parse_bytes, parse_duration
 
 __all__ = [
     "ApiKey",
@@ -23,5 +27,12 @@ __all__ = [
     "ResolvedModel",
     "SamplingDefaults",
     "ServerConfig",
+    "data_dir",
+    "load_config",
+    "parse_budget",
+    "parse_bytes",
+    "parse_duration",
+    "parse_engine_flags",
+    "parse_settings",
     "with_settings",
 ]

@@ -18,10 +18,12 @@ from laya.types import MIB, Task
 if TYPE_CHECKING:
     from laya.config.resolve import ResolvedModel
 
+KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 Auto = Literal["auto"]
 Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=0, extra={"unit": "bytes"}, extra_json_schema={"x-unit": "bytes"})]
 Duration = Annotated[float, Meta(extra={"unit": "duration"}, extra_json_schema={"x-unit": "duration"})]
+Budget = Annotated[str | int | None, Meta(extra={"unit": "budget"}, extra_json_schema={"x-unit": "budget"})]
 Seconds = Annotated[float, Meta(gt=0)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -31,18 +33,31 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 class SamplingDefaults(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Sampling values for requests that do not say; the names are those of the request body."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType = UNSET
-    top_p: Share | UnsetType = UNSET
-    top_k: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
-    min_p: Share | UnsetType = UNSET
-    typical_p: Share | UnsetType = UNSET
-    seed: int | UnsetType = UNSET
-    stop: str | list[str] | UnsetType = UNSET
-    max_tokens: Count | UnsetType = UNSET
-    presence_penalty: Penalty | UnsetType = UNSET
-    frequency_penalty: Penalty | UnsetType = UNSET
-    repeat_penalty: Annotated[float, Meta(gt=0)] | UnsetType = UNSET
-    repeat_last_n: Annotated[int, Meta(ge=-1)] | UnsetType = UNSET
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | UnsetType, Meta(description="Randomness; 0 = the likeliest token.")
+    ] = UNSET
+    top_p: Annotated[Share | UnsetType, Meta(description="Likeliest tokens up to this probability; 1 = all.")] = UNSET
+    top_k: Annotated[
+        Annotated[int, Meta(ge=0)] | UnsetType, Meta(description="Only the k likeliest tokens; 0 = all.")
+    ] = UNSET
+    min_p: Annotated[
+        Share | UnsetType, Meta(description="Only tokens with this share of the likeliest one's probability; 0 = all.")
+    ] = UNSET
+    typical_p: Annotated[Share | UnsetType, Meta(description="Locally typical sampling; 1 = off.")] = UNSET
+    seed: Annotated[int | UnsetType, Meta(description="Seed of the random numbers; -1 = a new one each time.")] = UNSET
+    stop: Annotated[str | list[str] | UnsetType, Meta(description="Texts that end the answer.")] = UNSET
+    max_tokens: Annotated[Count | UnsetType, Meta(description="Most tokens of an answer.")] = UNSET
+    presence_penalty: Annotated[Penalty | UnsetType, Meta(description="Penalty of tokens that came before.")] = UNSET
+    frequency_penalty: Annotated[
+        Penalty | UnsetType, Meta(description="Penalty of tokens, times how often they came before.")
+    ] = UNSET
+    repeat_penalty: Annotated[
+        Annotated[float, Meta(gt=0)] | UnsetType, Meta(description="llama.cpp's penalty of repeats; 1 = none.")
+    ] = UNSET
+    repeat_last_n: Annotated[
+        Annotated[int, Meta(ge=-1)] | UnsetType,
+        Meta(description="Tokens that repeat_penalty looks back; -1 = the whole context."),
+    ] = UNSET
 
 
 class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +86,10 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = UNSET
     kv_cache_dtype: Annotated[
         str | UnsetType,
-        Meta(description="Type of the KV cache: auto, f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl."),
+        Meta(
+            description="Type of the KV cache: auto, f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl.",
+            extra_json_schema={"enum": list(KV_CACHE_DTYPES)},
+        ),
     ] = UNSET
     kv_pool_tokens: Annotated[
         Count | Auto | UnsetType,
@@ -159,7 +177,7 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = UNSET
     args: Annotated[
         dict[str, Any] | UnsetType,
-        Meta(description="More flags for the engine, by their long name; one that fights the plan is refused."),
+        Meta(description="More arguments for the engine, by its own names; one that fights the plan is refused."),
     ] = UNSET
     defaults: Annotated[
         SamplingDefaults | UnsetType,
@@ -202,9 +220,9 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class MemoryConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How much memory all models together may take."""
 
-    budget: Annotated[
-        str | int | None, Meta(description="80% of what is available, or an amount such as 12GiB; null = 80%.")
-    ] = None
+    budget: Annotated[Budget, Meta(description="80% of what is available, or an amount such as 12GiB; null = 80%.")] = (
+        None
+    )
 
     @property
     def budget_bytes(self) -> int | None:

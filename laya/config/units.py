@@ -63,6 +63,14 @@ def parse_budget(value: str | int | None) -> float | int:
     return budget_bytes
 
 
+def check_budget(value: str | float) -> str | float:
+    """The value as it was written, when `parse_budget` understands it. Raises ConfigError."""
+    if isinstance(value, float):
+        raise ConfigError(f"{value} is not a budget: write a share such as 80% or an amount such as 12GiB")
+    parse_budget(value)
+    return value
+
+
 def _parse_share(value: str) -> float:
     try:
         share = float(value.strip()[:-1]) / 100

@@ -1,0 +1,106 @@
+"""Owns: `laya config`: check, show, example, schema, hash-key. Knows no server.
+
+Results go to stdout as plain text, so that they can be piped into a file; faults are raised.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from laya.config.document import Document, read_document
+from laya.config.effective import effective
+from laya.config.keys import MIN_KEY_CHARS, hash_key, new_key
+from laya.config.load import config_from
+from laya.config.places import config_path
+from laya.config.reference import SCHEMA_PATH, json_schema
+from laya.config.reference import example as example_text
+from laya.config.schema import Config
+from laya.errors import ConfigError
+
+config_app = typer.Typer(help="Check, show and write config.yaml.", no_args_is_help=True)
+
+File = Annotated[Path | None, typer.Argument(help="The file; default: the one `laya serve` would use.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@config_app.command()
+def check(file: File = None, as_json: Json = False) -> None:
+    """Say whether the configuration is right, or what is wrong in which line."""
+    try:
+        document, config = _load(file)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"ok": False, "file": str(file) if file else None} | error.body()))
+        raise typer.Exit(error.exit_code) from None
+    name = document.name if document else None
+    if as_json:
+        print(json.dumps({"ok": True, "file": name, "models": list(config.models)}))
+    elif name is None:
+        print("ok: there is no config.yaml, so every value is the default (`laya config example` writes one)")
+    else:
+        print(f"ok: {name}, {len(config.models)} model{'' if len(config.models) == 1 else 's'}")
+
+
+@config_app.command()
+def show(file: File = None, as_json: Json = False) -> None:
+    """Show every value in effect, defaults included, secrets hidden."""
+    document, config = _load(file)
+    shown = effective(config, document)
+    if as_json:
+        print(json.dumps({"file": document.name if document else None} | shown))
+        return
+    print(f"# from {document.name if document else 'the defaults: there is no config.yaml'}")
+    print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
+
+
+@config_app.command()
+def example() -> None:
+    """Print a config.yaml with every key, its meaning and its default."""
+    print(example_text(str(SCHEMA_PATH)), end="")
+
+
+@config_app.command()
+def schema() -> None:
+    """Print the JSON schema of config.yaml."""
+    print(json.dumps(json_schema(), indent=2))
+
+
+@config_app.command("hash-key")
+def hash_key_command(
+    name: Annotated[str, typer.Option(help="Who uses the key.")] = "me",
+    stdin: Annotated[bool, typer.Option("--stdin", help="Hash a key you have: typed unseen, or piped in.")] = False,
+) -> None:
+    """Make an API key and print the entry for server.api_keys; the key itself is printed once and kept nowhere."""
+    key = _read_key() if stdin else new_key()
+    if not stdin:
+        print(f"# the key, for clients; it is not shown again:\n#   {key}")
+    print("# for config.yaml:")
+    entry = {"server": {"api_keys": [{"name": name, "sha256": hash_key(key)}]}}
+    print(yaml.safe_dump(entry, sort_keys=False), end="")
+
+
+def _load(file: Path | None) -> tuple[Document | None, Config]:
+    found = file or config_path(os.environ)
+    if found is None:
+        return None, Config()
+    document = read_document(found, os.environ)
+    return document, config_from(document)
+
+
+def _read_key() -> str:
+    key = (getpass.getpass("API key: ") if sys.stdin.isatty() else sys.stdin.readline()).strip()
+    if len(key) < MIN_KEY_CHARS:
+        raise ConfigError(
+            f"the key has {len(key)} characters; with fewer than {MIN_KEY_CHARS} it could be found from its hash. "
+            f"`laya config hash-key` makes a good one"
+        )
+    return key

@@ -1,0 +1,110 @@
+"""Owns: values that are well-formed and still not possible: not built yet, or at odds with each other.
+
+A value that cannot be honoured is an error that says so, never silence: a user who asked for a GPU and got none, or
+for AWQ and got the plain file, would blame the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import UNSET
+
+from laya.config.document import Document, KeyPath, dotted
+from laya.config.schema import KV_CACHE_DTYPES, Config, ModelSettings
+from laya.errors import nearest
+
+_KV_ALIASES = {
+    "fp16": "f16", "float16": "f16", "half": "f16", "bfloat16": "bf16", "fp32": "f32", "float32": "f32",
+    "fp8": "q8_0", "fp8_e4m3": "q8_0", "fp8_e5m2": "q8_0", "int8": "q8_0", "q8": "q8_0", "q4": "q4_0", "int4": "q4_0",
+}  # fmt: skip
+_NO_GPU = "no GPU engine is here yet, so the model would run on the CPU; leave it out"
+
+
+def check_settings(settings: ModelSettings, document: Document, path: KeyPath = ()) -> None:
+    """Raises ConfigError for the first setting of this level that cannot be honoured."""
+    for name, reason_for in _REASONS.items():
+        value = getattr(settings, name)
+        reason = None if value is UNSET or value is None else reason_for(value)
+        if reason:
+            where = (*path, name)
+            raise document.error(where, f"{document.key(where)} {document.value(where, value)}: {reason}")
+
+
+def check_config(config: Config, document: Document) -> None:
+    """Raises ConfigError for the first value of the whole file that cannot be honoured."""
+    check_settings(config, document)
+    for name, entry in config.models.items():
+        check_settings(entry, document, ("models", name))
+    _check_pools(config, document)
+    _check_names(config, document)
+    _check_key_names(config, document)
+
+
+def _check_pools(config: Config, document: Document) -> None:
+    for name in ("", *config.models):
+        model = config.for_model(name)
+        if model.kv_pool_tokens and model.max_seq_len and model.kv_pool_tokens < model.max_seq_len:
+            path: KeyPath = ("models", name, "kv_pool_tokens") if name else ("kv_pool_tokens",)
+            raise document.error(
+                path, f"{dotted(path)}: {model.kv_pool_tokens} tokens do not hold one sequence of "
+                f"max_seq_len {model.max_seq_len}"
+            )  # fmt: skip
+
+
+def _check_names(config: Config, document: Document) -> None:
+    owners = dict.fromkeys(config.models, "a model")
+    for model_id, entry in config.models.items():
+        for index, alias in enumerate(entry.aliases):
+            if alias in owners:
+                path: KeyPath = ("models", model_id, "aliases", index)
+                raise document.error(path, f"{dotted(path[:-1])}: {alias} is the name of {owners[alias]} already")
+            owners[alias] = f"models.{model_id}"
+
+
+def _check_key_names(config: Config, document: Document) -> None:
+    names: set[str] = set()
+    for index, key in enumerate(config.server.api_keys):
+        if key.name in names:
+            path: KeyPath = ("server", "api_keys", index, "name")
+            raise document.error(path, f"server.api_keys: two keys are named {key.name}")
+        names.add(key.name)
+
+
+def _quantization(value: str) -> str | None:
+    if value.lower() in ("none", "auto"):
+        return None
+    if value.lower().startswith(("q2", "q3", "q4", "q5", "q6", "q8", "iq", "f16", "bf16", "mxfp4")):
+        return "a GGUF file is quantized already; choose it by the model's name, such as qwen3-8b:q4_k_m"
+    return "no engine here runs it yet; use a GGUF variant of the model, such as qwen3-8b:q4_k_m"
+
+
+def _kv_cache_dtype(value: str) -> str | None:
+    if value in KV_CACHE_DTYPES:
+        return None
+    close = _KV_ALIASES.get(value.lower()) or nearest(value.lower(), KV_CACHE_DTYPES)
+    return (f"did you mean {close}? " if close else "") + f"There are {', '.join(KV_CACHE_DTYPES)}"
+
+
+def _overflow(value: str) -> str | None:
+    return "trimming is not built yet; `refuse` answers 400 with both lengths" if value == "trim" else None
+
+
+def _on_gpu(value: int | str | list[int]) -> str | None:
+    return None if value in (0, "auto", []) else _NO_GPU
+
+
+def _replicas(value: int) -> str | None:
+    return "one engine per model until placing several is built; raise max_num_seqs instead" if value > 1 else None
+
+
+_REASONS: dict[str, Callable[[Any], str | None]] = {
+    "quantization": _quantization,
+    "kv_cache_dtype": _kv_cache_dtype,
+    "overflow": _overflow,
+    "gpu_layers": _on_gpu,
+    "experts_on_cpu": _on_gpu,
+    "gpus": _on_gpu,
+    "replicas": _replicas,
+}

@@ -1,0 +1,179 @@
+"""Owns: turning written values into the structs of `schema`, and the messages about unknown keys and wrong types."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from laya.config.document import Document, KeyPath, dotted
+from laya.config.foreign import foreign_key
+from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
+from laya.config.units import check_budget, parse_bytes, parse_duration
+from laya.errors import ConfigError, nearest
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+_PARSERS = {"bytes": parse_bytes, "duration": parse_duration, "budget": check_budget}
+_UNIT_WORDS = {
+    "bytes": "bytes or an amount such as 16MiB",
+    "duration": "seconds or a time such as 5m",
+    "budget": "a share such as 80% or an amount such as 12GiB",
+}
+_WORDS = {inspect.BoolType: "true or false", inspect.StrType: "text", inspect.NoneType: "null"}
+_EMPTY: dict[type, type] = {inspect.ListType: list, inspect.DictType: dict}
+_SECTIONS = {"server": ServerConfig, "memory": MemoryConfig, "defaults": SamplingDefaults}
+MAX_NAMED_KEYS = 12
+KEY_COMMAND = "`laya config hash-key` prints the entry to put here; the key itself is never kept"
+
+
+def to_struct(struct: type[_Struct], document: Document, path: KeyPath = (), data: Any = None) -> _Struct:
+    """The mapping at `path` as a struct. Raises ConfigError naming the key, its value and what is expected."""
+    data = document.data if data is None and not path else data
+    if not isinstance(data, dict):
+        shown = "a value" if path[:2] == ("server", "api_keys") else document.value(path, data)
+        raise document.error(path, f"{dotted(path)}: expected keys with values, got {shown}")
+    fields = {field.name: field for field in msgspec.structs.fields(struct)}
+    values = {}
+    for key, value in data.items():
+        if key not in fields:
+            raise _unknown_key(struct, document, (*path, key), data)
+        values[key] = _value(fields[key].type, document, (*path, key), value)
+    missing = [name for name, field in fields.items() if field.required and name not in values]
+    if missing:
+        raise document.error(path, f"{dotted(path)}: {missing[0]} is missing")
+    return struct(**values)
+
+
+def _value(annotation: Any, document: Document, path: KeyPath, value: Any) -> Any:
+    kinds = _alternatives(inspect.type_info(annotation))
+    for kind in map(_bare, kinds):
+        if isinstance(kind, inspect.StructType):
+            return to_struct(kind.cls, document, path, {} if value is None else value)
+        if isinstance(kind, inspect.ListType) and isinstance(kind.item_type, inspect.StructType):
+            return _api_keys(kind.item_type.cls, document, path, value)
+        if isinstance(kind, inspect.DictType) and isinstance(kind.value_type, inspect.StructType):
+            return _entries(kind.value_type.cls, document, path, value)
+    if value is None:  # a key whose members are all commented out
+        value = next((_EMPTY[type(kind)]() for kind in map(_bare, kinds) if type(kind) in _EMPTY), None)
+    try:
+        return msgspec.convert(_parse_unit(annotation, value), annotation)
+    except msgspec.ValidationError:
+        got = document.value(path, value)
+        raise document.error(path, f"{document.key(path)}: expected {describe(annotation)}, got {got}") from None
+    except ConfigError as error:
+        reason = f"{document.value(path, value)} is not right here" if path in document.written else error.message
+        raise document.error(path, f"{document.key(path)}: {reason}") from None
+
+
+def _entries(struct: type[_Struct], document: Document, path: KeyPath, value: Any) -> dict[str, _Struct]:
+    if value is not None and not isinstance(value, dict):
+        raise document.error(
+            path, f"{dotted(path)}: expected model names with their settings, got {document.value(path, value)}"
+        )
+    return {
+        name: to_struct(struct, document, (*path, name), {} if entry is None else entry)
+        for name, entry in (value or {}).items()
+    }
+
+
+def _api_keys(struct: type[_Struct], document: Document, path: KeyPath, value: Any) -> list[_Struct]:
+    """Messages here never show a value: it may be a key that works."""
+    keys = []
+    if value is not None and not isinstance(value, list):
+        raise document.error(path, f"{dotted(path)}: expected a list of name and sha256. {KEY_COMMAND}")
+    for index, entry in enumerate(value or []):
+        where = (*path, index)
+        if isinstance(entry, str):
+            raise document.error(where, f"{dotted(where)} is a plain key. {KEY_COMMAND}")
+        if isinstance(entry, dict):
+            plain = next((key for key in entry if key in ("key", "api_key", "token", "value")), None)
+            if plain:
+                raise document.error((*where, plain), f"{dotted((*where, plain))} is a plain key. {KEY_COMMAND}")
+            entry = _lowered_hash(document, where, entry)
+        keys.append(to_struct(struct, document, where, entry))
+    return keys
+
+
+def _lowered_hash(document: Document, path: KeyPath, entry: dict[str, Any]) -> dict[str, Any]:
+    digest = entry.get("sha256")
+    if digest is None:
+        return entry
+    if not isinstance(digest, str) or len(digest) != 64 or set(digest.lower()) - set("0123456789abcdef"):
+        where = (*path, "sha256")
+        raise document.error(where, f"{dotted(where)} is not a SHA-256 (64 hex digits). {KEY_COMMAND}")
+    return entry | {"sha256": digest.lower()}
+
+
+def _parse_unit(annotation: Any, value: Any) -> Any:
+    """`16MiB` and `5m` as the number they stand for, where the key takes an amount or a time."""
+    unit = _unit(inspect.type_info(annotation))
+    if unit and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return _PARSERS[unit](value)
+    return value
+
+
+def _unit(info: inspect.Type) -> str | None:
+    """The unit a key's type, or a member of its union, is marked with."""
+    for kind in (info, *_alternatives(info)):
+        if isinstance(kind, inspect.Metadata) and kind.extra:
+            return str(kind.extra["unit"])
+    return None
+
+
+def _unknown_key(
+    struct: type[msgspec.Struct], document: Document, path: KeyPath, siblings: dict[str, Any]
+) -> ConfigError:
+    key, known = str(path[-1]), struct.__struct_fields__
+    beside = {name: document.written.get((*path[:-1], name), value) for name, value in siblings.items()}
+    foreign = foreign_key(path, beside, in_model=issubclass(struct, ModelSettings), top_level=struct is Config)
+    if foreign:
+        return document.error(path, foreign)
+    for section, owner in _SECTIONS.items():
+        if issubclass(struct, ModelSettings) and key in owner.__struct_fields__:
+            return document.error(path, f"{key} belongs under `{section}:`")
+    if struct is not Config and key in Config.__struct_fields__:
+        return document.error(path, f"{dotted(path)}: {key} belongs at the top level")
+    if struct is Config and key in ModelConfig.__struct_fields__:
+        return document.error(path, f"{key} belongs to one model, under `models:`")
+    close = nearest(key.replace("-", "_").lower(), known)
+    names = ", ".join(known) if len(known) <= MAX_NAMED_KEYS else "`laya config example` shows them all"
+    hint = f"Did you mean {close}?" if close else f"Keys here: {names}."
+    return document.error(path, f"{document.key(path)} is not a key here. {hint}")
+
+
+def _alternatives(kind: inspect.Type) -> list[inspect.Type]:
+    """The members of a union, each with its own metadata; a plain type alone."""
+    bare = _bare(kind)
+    return list(bare.types) if isinstance(bare, inspect.UnionType) else [kind]
+
+
+def _bare(kind: inspect.Type) -> inspect.Type:
+    return _bare(kind.type) if isinstance(kind, inspect.Metadata) else kind
+
+
+def describe(annotation: Any) -> str:
+    """A type in the words of messages and docs, e.g. `a whole number >= 1 or auto`."""
+    info = inspect.type_info(annotation)
+    unit = _unit(info)
+    kinds = _alternatives(info)
+    return _UNIT_WORDS[unit] if unit else " or ".join(_describe(_bare(kind)) for kind in kinds)
+
+
+def _describe(kind: inspect.Type) -> str:
+    if isinstance(kind, (inspect.IntType, inspect.FloatType)):
+        return ("a whole number" if isinstance(kind, inspect.IntType) else "a number") + _bounds(kind)
+    if isinstance(kind, inspect.LiteralType):
+        return " or ".join(str(value) for value in kind.values)
+    if isinstance(kind, inspect.ListType):
+        item = _bare(kind.item_type)
+        return "a list" if isinstance(item, inspect.StructType) else f"a list, each {_describe(item)}"
+    if isinstance(kind, (inspect.DictType, inspect.StructType)):
+        return "keys with values"
+    return _WORDS[type(kind)]
+
+
+def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
+    bounds = [(">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt)]
+    said = [f"{sign} {bound:g}" for sign, bound in bounds if bound is not None]
+    return f" {' and '.join(said)}" if said else ""

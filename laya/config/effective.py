@@ -1,0 +1,78 @@
+"""Owns: the configuration in effect as people may read it: every default filled in, every secret hidden."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from laya.config.document import Document
+from laya.config.reference import default_of
+from laya.config.resolve import SETTING_NAMES, ResolvedModel
+from laya.config.schema import Config, ModelSettings
+
+_SECRET_NAME = re.compile(r"key|token|secret|password", re.IGNORECASE)
+_LONG_TEXT = 200
+
+
+def effective(config: Config, document: Document | None = None) -> dict[str, Any]:
+    """The whole configuration as nested builtins, written as in config.yaml.
+
+    What `document` took from the environment is shown as `${env.NAME}`, since it may be a secret.
+    """
+    shown: dict[str, Any] = {
+        "version": config.version,
+        "models_dir": config.models_dir,
+        "server": msgspec.to_builtins(config.server),
+        "memory": {"budget": config.memory.budget or "80%"},
+        **_settings(config.for_model("")),
+        "models": {name: _model(config.for_model(name)) for name in config.models},
+    }
+    for key in shown["server"]["api_keys"]:
+        key["sha256"] = key["sha256"][:8] + "..."
+    hidden: dict[str, Any] = _hide(shown, _from_environment(document) if document else {})
+    return hidden
+
+
+def _model(model: ResolvedModel) -> dict[str, Any]:
+    return {"source": model.source, "aliases": list(model.aliases)} | _settings(model)
+
+
+def _settings(model: ResolvedModel) -> dict[str, Any]:
+    settings = {name: getattr(model, name) for name in SETTING_NAMES if name != "ttl"} | {"ttl": model.ttl_s}
+    undecided = {name: default_of(ModelSettings, name) for name, value in settings.items() if name not in model.fixed}
+    written: dict[str, Any] = msgspec.to_builtins(settings | undecided | {"ttl": model.ttl_s}, enc_hook=_path_text)
+    return {name: written[name] for name in SETTING_NAMES}
+
+
+def _path_text(value: Any) -> str:
+    assert isinstance(value, Path)
+    return str(value)
+
+
+def _from_environment(document: Document) -> dict[str, str]:
+    """Text that came from the environment -> how it was written."""
+    texts = {}
+    for path, written in document.written.items():
+        value: Any = document.data
+        for part in path:
+            value = value[part] if part != "<<" else value
+        if isinstance(value, str) and value:
+            texts[value] = written
+    return texts
+
+
+def _hide(value: Any, from_environment: dict[str, str], name: str = "", in_args: bool = False) -> Any:
+    if isinstance(value, dict):
+        return {key: _hide(member, from_environment, key, in_args or key == "args") for key, member in value.items()}
+    if isinstance(value, list):
+        return [_hide(member, from_environment, name, in_args) for member in value]
+    if not isinstance(value, str):
+        return value
+    if value in from_environment:
+        return from_environment[value]
+    if in_args and _SECRET_NAME.search(name):
+        return "(hidden)"
+    return value if len(value) <= _LONG_TEXT else f"{value[:_LONG_TEXT]}... ({len(value)} characters)"
