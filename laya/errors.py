@@ -169,6 +169,12 @@ class DownloadError(LayaError):
     code, type, http_status = "download_failed", "server_error", 502
 
 
+class StoreError(LayaError):
+    """The database cannot be opened, read or written; names its file."""
+
+    code = "store_failed"
+
+
 class NoServer(LayaError):
     code, exit_code = "no_server", 4
 

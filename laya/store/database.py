@@ -1,0 +1,70 @@
+"""Owns: opening the SQLite file, its file mode, its form, and faults as sentences. Knows no table.
+
+WAL lets a reader and a writer work at once. Every commit is synced: the machine that freezes and is reset is the very
+case in which a conversation must not be lost, and one sync per message costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import peewee
+
+from laya.errors import StoreError
+from laya.store.migrations import MIGRATIONS
+
+BUSY_TIMEOUT_S = 5
+_PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1, "synchronous": "full", "secure_delete": 1}
+
+
+class Tables:
+    """What every group of tables builds on: the open database, and its faults named."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._faults():
+            _make_private(path)
+            self._database = peewee.SqliteDatabase(str(path), pragmas=_PRAGMAS, timeout=BUSY_TIMEOUT_S)
+            try:
+                self._migrate()
+            except BaseException:
+                self._database.close()
+                raise
+
+    def _migrate(self) -> None:
+        """Bring the file to the newest form. Two processes that open it at once take turns."""
+        with self._database.atomic("IMMEDIATE"):
+            version = self._database.user_version
+            if version > len(MIGRATIONS):
+                raise StoreError(
+                    f"{self.path}: written by a newer Laya (form {version}, this one knows {len(MIGRATIONS)}); "
+                    f"upgrade Laya, or move the file away"
+                )
+            for statements in MIGRATIONS[version:]:
+                for statement in statements:
+                    self._database.execute_sql(statement)  # type: ignore[no-untyped-call]
+            self._database.user_version = len(MIGRATIONS)
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        """SQLite's and the file system's faults as StoreError, with the file's name."""
+        try:
+            yield
+        except peewee.DatabaseError as error:
+            raise StoreError(f"{self.path}: {error}") from error
+        except OSError as error:
+            raise StoreError(f"{self.path}: {error.strerror}") from error
+
+
+def _make_private(path: Path) -> None:
+    """An existing or new file that only its owner can read; SQLite gives its WAL the same mode."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if os.fstat(file).st_mode & 0o077:
+            os.fchmod(file, 0o600)
+    finally:
+        os.close(file)

@@ -1,0 +1,33 @@
+"""Owns: the forms the database has had. `PRAGMA user_version` counts the steps a file has been through.
+
+A released step is never changed: a new form is a new step at the end.
+"""
+
+from __future__ import annotations
+
+_CONVERSATIONS = (
+    """
+    CREATE TABLE conversation (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        model TEXT NOT NULL,
+        title TEXT NOT NULL,
+        created_s REAL NOT NULL,
+        updated_s REAL NOT NULL
+    )
+    """,
+    "CREATE INDEX conversation_updated ON conversation (updated_s)",
+    """
+    CREATE TABLE message (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        conversation_id INTEGER NOT NULL REFERENCES conversation (id) ON DELETE CASCADE,
+        role TEXT NOT NULL CHECK (role IN ('system', 'user', 'assistant', 'tool')),
+        content TEXT NOT NULL,
+        finish_reason TEXT,
+        details TEXT NOT NULL DEFAULT '{}',
+        created_s REAL NOT NULL
+    )
+    """,
+    "CREATE INDEX message_conversation ON message (conversation_id, id)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_CONVERSATIONS,)
