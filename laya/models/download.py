@@ -22,6 +22,7 @@ from laya.models.files import GGUF_MAGIC, model_stem
 from laya.models.sources import FetchedFile, Probe, Progress, RemoteFile, safe_file_name
 
 TRIES = 4
+RETRY_WAIT_S = 1.0  # times the number of the try; none after a try that brought bytes
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 CHUNK_BYTES = 1 << 20
 
@@ -89,9 +90,8 @@ class UrlSource:
 
     keeps_partial = True
 
-    def __init__(self, url: str, *, retry_wait_s: float = 1.0) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.retry_wait_s = retry_wait_s
         self.name = safe_file_name(unquote(urlsplit(url).path).rpartition("/")[2])
 
     def probe(self) -> Probe:
@@ -104,8 +104,7 @@ class UrlSource:
 
     def fetch(self, probe: Probe, folder: Path, progress: Progress) -> list[FetchedFile]:
         file = probe.files[0]
-        fetched = fetch_file(self.url, folder / file.name, progress=progress, retry_wait_s=self.retry_wait_s)
-        return [fetched]
+        return [fetch_file(self.url, folder / file.name, progress=progress)]
 
 
 def remaining_bytes(probe: Probe, folder: Path) -> int | None:
@@ -130,14 +129,7 @@ def content_bytes(url: str, headers: dict[str, str]) -> int | None:
     return int(length) if length and length.isdigit() else None
 
 
-def fetch_file(
-    url: str,
-    target: Path,
-    *,
-    progress: Progress,
-    headers: dict[str, str] | None = None,
-    retry_wait_s: float = 1.0,
-) -> FetchedFile:
+def fetch_file(url: str, target: Path, *, progress: Progress, headers: dict[str, str] | None = None) -> FetchedFile:
     """Fetch `url` to `target`, going on from an earlier try, and give its sha256.
 
     Raises: DownloadError; OSError when the disk refuses. A part that can be gone on from is left, never `target`.
@@ -152,7 +144,7 @@ def fetch_file(
                 raise DownloadError(
                     f"{url}: {broken} after {part.size} bytes. The same command goes on from there."
                 ) from None
-            time.sleep(0 if part.size > before else retry_wait_s * (attempt + 1))
+            time.sleep(0 if part.size > before else RETRY_WAIT_S * (attempt + 1))
         else:
             return FetchedFile(path=part.finish(), sha256=digest)
     raise AssertionError("the last attempt returns or raises")
@@ -231,4 +223,4 @@ def _transport_errors(url: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return str(error).rstrip(". ") or type(error).__name__

@@ -17,7 +17,6 @@ from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
     OfflineModeIsEnabled,
-    RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 
@@ -41,7 +40,7 @@ class HubSource:
 
     keeps_partial = True
 
-    def __init__(self, text: str, *, retry_wait_s: float = 1.0) -> None:
+    def __init__(self, text: str) -> None:
         match = _SOURCE.fullmatch(text)
         if match is None:
             raise DownloadError(f"'{text}' is not hf://org/repo[@revision][:file].")
@@ -49,7 +48,6 @@ class HubSource:
         self.revision: str | None = match["revision"]
         self.wanted: str | None = match["wanted"]
         self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
-        self.retry_wait_s = retry_wait_s
         self._paths: dict[str, str] = {}  # file name -> path in the repository
         self._commit: str | None = None
 
@@ -88,9 +86,7 @@ class HubSource:
         token = get_token()
         headers = {"authorization": f"Bearer {token}"} if token else {}
         try:
-            return fetch_file(
-                url, folder / file.name, progress=progress, headers=headers, retry_wait_s=self.retry_wait_s
-            )
+            return fetch_file(url, folder / file.name, progress=progress, headers=headers)
         except DownloadError as error:
             if error.details.get("upstream_status") in (401, 403):
                 raise self._gated() from None
@@ -103,15 +99,15 @@ class HubSource:
             info = api.model_info(self.repo, revision=self.revision, files_metadata=True)
         except GatedRepoError:
             raise self._gated() from None
-        except RepositoryNotFoundError:
-            raise DownloadError(
-                f"hf://{self.repo}: there is no such repository, or it is private and HF_TOKEN does not open it."
-            ) from None
         except RevisionNotFoundError:
             raise DownloadError(f"hf://{self.repo}: there is no revision '{self.revision}'.") from None
         except OfflineModeIsEnabled:
             raise DownloadError(f"hf://{self.repo}: HF_HUB_OFFLINE is set, so the hub is not asked.") from None
         except _HUB_ERRORS as error:
+            if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 404):
+                raise DownloadError(
+                    f"hf://{self.repo}: there is no such repository, or it is private and HF_TOKEN does not open it."
+                ) from None
             first_line = (str(error) or type(error).__name__).partition("\n")[0]
             raise DownloadError(f"hf://{self.repo}: the hub could not be asked: {first_line}") from None
         self._commit = info.sha

@@ -61,12 +61,13 @@ def pull(
     progress: Progress | None = None,
     before_download: Callable[[Offer], None] | None = None,
     model_id: str | None = None,
+    sha256: str | None = None,
     free_bytes: FreeBytes = disk_free_bytes,
 ) -> ModelFile:
     """Bring a model into the library; one that is there whole already is given back at once.
 
     `before_download` sees the offer before the first byte and raises to refuse it. `progress` gets bytes so far and
-    in all. `model_id` names the model instead of its file. A path is linked, not copied.
+    in all. `model_id` names the model instead of its file, `sha256` (hex) is what it must be. A path is linked.
     Raises: ModelNotFound, DownloadError (nothing under the model's name is left), BadModelFile (a bad path).
     """
     library = Library(home)
@@ -85,7 +86,7 @@ def pull(
         file_bytes=entry.file_bytes if entry else None,
         download_bytes=entry.download_bytes if entry else None,
     )
-    probe = _pinned(source.probe(), entry)
+    probe = _pinned(source.probe(), sha256 or (entry.sha256 if entry else None))
     wanted_id = wanted_id or model_id_of(probe.suggested_id)
     _check_name_free(library, wanted_id, asked.source)
     with _work_folder(library, wanted_id) as folder:
@@ -133,14 +134,16 @@ def _check_name_free(library: Library, model_id: str, source: str) -> None:
             )
 
 
-def _pinned(probe: Probe, entry: CatalogueEntry | None) -> Probe:
-    """The probe with the catalogue's checksum. Raises before the download when the server states another one."""
-    if entry is None or entry.sha256 is None:
+def _pinned(probe: Probe, sha256: str | None) -> Probe:
+    """The probe with the checksum we know. Raises before the download when the server states another one."""
+    if sha256 is None:
         return probe
+    if len(probe.files) > 1:
+        raise DownloadError(f"One checksum cannot be that of the {len(probe.files)} files of a split model.")
     file = probe.files[0]
-    if file.sha256 not in (None, entry.sha256):
-        raise _wrong_checksum(file.name, str(file.sha256), entry.sha256)
-    return msgspec.structs.replace(probe, files=(msgspec.structs.replace(file, sha256=entry.sha256),))
+    if file.sha256 not in (None, sha256.lower()):
+        raise _wrong_checksum(file.name, str(file.sha256), sha256)
+    return msgspec.structs.replace(probe, files=(msgspec.structs.replace(file, sha256=sha256.lower()),))
 
 
 def _offer(model_id: str, asked: _Asked, probe: Probe, source: Source, folder: Path, free_bytes: FreeBytes) -> Offer:
