@@ -1,11 +1,11 @@
 """What one routing decision costs: `python tools/benchmark_router.py --requests 10000 --threads 8`."""
 
+import importlib.util
 import sys
 
-try:
-    from laya.bench.router import main
-except ModuleNotFoundError as error:
-    sys.exit(f"{error}. Install Laya first: pip install -r requirements.txt")
-
 if __name__ == "__main__":
+    if importlib.util.find_spec("laya") is None:
+        sys.exit("Laya is not installed in this Python. Install it first: pip install -r requirements.txt")
+    from laya.bench.router import main
+
     sys.exit(main())
