@@ -79,28 +79,27 @@ def apply(params: Any, name: str, value: Any, library: Any) -> None:
     target = params
     for part in path:
         target = getattr(target, part)
-    if name == "lora_adapters":
-        value = [library.CommonAdapterLoraInfo(each, 1.0) for each in value]
-    elif name == "speculative.types":
-        value = [enum_member(library.common_speculative_type, each) for each in value]
-    else:
-        kind = type(getattr(target, leaf))
-        if hasattr(kind, "__members__"):
-            value = enum_member(kind, value)
+    kind = type(getattr(target, leaf))
     try:
+        if name == "lora_adapters":
+            value = [library.CommonAdapterLoraInfo(each, 1.0) for each in value]
+        elif name == "speculative.types":
+            value = [enum_member(library.common_speculative_type, each) for each in value]
+        elif hasattr(kind, "__members__"):
+            value = enum_member(kind, value)
         setattr(target, leaf, value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"args.{name}: the engine does not take {value!r} ({error})") from None
+        raise ValueError(f"{name} cannot be {value!r}: {error}") from None
 
 
 def enum_member(kind: Any, word: str) -> Any:
     """`q8_0` -> GGML_TYPE_Q8_0: the member that is the enum's name and the word."""
     prefix = kind.__name__.upper()
     try:
-        return kind.__members__[f"{prefix}_{word.upper()}"]
+        return kind.__members__[f"{prefix}_{str(word).upper()}"]
     except KeyError:
         words = ", ".join(member[len(prefix) + 1 :].lower() for member in kind.__members__)
-        raise ValueError(f"{word!r} is none of {words}") from None
+        raise ValueError(f"it is one of {words}") from None
 
 
 def report(fd: int, message: dict[str, str]) -> None:

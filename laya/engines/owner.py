@@ -13,56 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from laya.engines.backoff import BackOff
+from laya.engines.hooks import Engine, ModelHooks, Surroundings
 from laya.engines.log import EngineLog
-from laya.engines.process import MemoryReading
-from laya.engines.settings import EngineSettings
 from laya.errors import EngineFailed, LayaError
-from laya.types import EngineAddress, ModelState, ModelStatus, Task
+from laya.types import EngineAddress, ModelState, ModelStatus
 
 logger = logging.getLogger(__name__)
 
-BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # after the first, second, ... failure in a row
-STABLE_S = 60.0  # an engine that was ready this long starts the row anew
-
-StateListener = Callable[[str, ModelState, EngineAddress | None], None]
 Waiter = asyncio.Future[EngineAddress]
-
-
-class Engine(Protocol):
-    """What an owner needs of a process; EngineProcess is one."""
-
-    pid: int | None
-
-    async def start(self) -> EngineAddress: ...
-    async def stop(self) -> None: ...
-    async def wait_exit(self) -> str: ...
-    def kill(self) -> None: ...
-    def measure(self) -> MemoryReading | None: ...
-
-
-@dataclass(frozen=True)
-class ModelHooks:
-    """What the gateway does for a model. Only `settings` may raise, and only a LayaError."""
-
-    settings: Callable[[], Awaitable[EngineSettings]]  # plans, reserves the memory, and says how to start
-    release: Callable[[], None]  # the child is gone (or never came): its memory is free; once per `settings`
-    drained: Callable[[], Awaitable[None]] | None = None  # returns when no request is in flight any more
-    task: Task = "chat"
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What all owners of a supervisor share."""
-
-    load_lock: asyncio.Lock  # one load at a time: two would read the disk against each other
-    make_engine: Callable[[EngineSettings, EngineLog], Engine]
-    announce: StateListener
-    clock: Callable[[], float] = time.monotonic
 
 
 class ModelOwner:
@@ -87,15 +49,18 @@ class ModelOwner:
         self._unloading: list[asyncio.Future[None]] = []
         self._hurry = asyncio.Event()
         self._closing = False
-        self._failures = 0  # in a row
-        self._not_before = 0.0
-        self._loads = 0
+        self._back_off = BackOff()
+        self._restarts = 0
+        self._load_s: float | None = None
         self._measured_bytes: int | None = None
 
     # Thin clients: they post and wait.
 
     async def ensure_ready(self, *, forced: bool = False) -> EngineAddress:
-        """The address of the ready engine. forced: a person asks, so the back-off does not count."""
+        """The address of the ready engine. forced: a person asks, so the back-off does not count.
+
+        Raises what the settings factory refused with, or EngineFailed.
+        """
         if self.address is not None:
             return self.address
         waiter: Waiter = asyncio.get_running_loop().create_future()
@@ -110,33 +75,39 @@ class ModelOwner:
 
     async def close(self) -> None:
         """Stop at once and for good."""
-        self._closing = True
+        self._post(self._on_close)
         await self.unload(0)
         if self._task is not None:
             self._task.cancel()
 
     def kill(self) -> None:
+        """SIGKILL to the engine, if there is one; the state follows from its exit."""
         if self._engine is not None:
             self._engine.kill()
 
     def status(self) -> ModelStatus:
+        """`since_s` is how long the state has lasted; `measured_bytes` outlives the engine."""
         reading = self._engine.measure() if self._engine is not None else None
         if reading is not None:
             self._measured_bytes = reading.peak_bytes
-        wait_s = self._not_before - self._around.clock()
+        now_s = self._around.clock()
         return ModelStatus(
             id=self.model_id,
             state=self.state,
             task=self.hooks.task,
-            since_s=self._around.clock() - self._since,
+            since_s=now_s - self._since,
             measured_bytes=self._measured_bytes,
             pid=self._engine.pid if self._engine is not None else None,
             error=self.error,
-            restarts=max(0, self._loads - 1) if self._failures else 0,
-            extra={"waiting": len(self._waiters)} | ({"retry_in_s": wait_s} if wait_s > 0 else {}),
+            restarts=self._restarts,
+            extra={
+                "waiting": len(self._waiters),
+                "load_s": self._load_s,
+                "retry_in_s": self._back_off.wait_s(now_s),
+            },
         )
 
-    # The run loop: the only place where anything changes.
+    # The run loop: the only place where a state changes.
 
     def _post(self, handler: Callable[..., None], *args: Any) -> None:
         self._events.put_nowait((handler, args))
@@ -150,29 +121,36 @@ class ModelOwner:
                 handler(*args)
             except Exception:  # a fault here must not take the other models, or the server, with it
                 logger.exception("engine owner of %s: %s failed", self.model_id, handler.__name__)
-                self._answer_waiters(EngineFailed(f"The engine of '{self.model_id}' is in trouble; see the server's log"))
+                self._answer_waiters(
+                    EngineFailed(f"The engine of '{self.model_id}' is in trouble; see the server's log")
+                )
 
     def _on_demand(self, waiter: Waiter, forced: bool) -> None:
-        if waiter.done():  # its caller left while it was queued
+        wait_s = self._back_off.wait_s(self._around.clock())
+        # 1. its caller left while it was queued
+        if waiter.done():
             return
-        # 1. shutting down: nothing starts any more
+        # 2. shutting down: nothing starts any more
         if self._closing:
-            waiter.set_exception(EngineFailed(f"'{self.model_id}' is not served any more: Laya is shutting down"))
-        # 2. ready
+            waiter.set_exception(self._gone())
+        # 3. ready
         elif self.address is not None:
             waiter.set_result(self.address)
-        # 3. a load is on its way, or follows when the drain is over
+        # 4. a load is on its way, or follows when the drain is over
         elif self.state in ("loading", "draining"):
             self._waiters.append(waiter)
-        # 4. it failed a moment ago
-        elif not forced and (wait_s := self._not_before - self._around.clock()) > 0:
+        # 5. it failed a moment ago
+        elif wait_s > 0 and not forced:
             refusal = EngineFailed(f"{self.error} (next try in {wait_s:.0f} s)", param="model")
             refusal.retry_after_s = wait_s
             waiter.set_exception(refusal)
-        # 5. nothing runs: load
+        # 6. nothing runs: load
         else:
             self._waiters.append(waiter)
             self._begin_load()
+
+    def _on_close(self) -> None:
+        self._closing = True
 
     def _on_unload(self, done: asyncio.Future[None], deadline_s: float) -> None:
         self._unloading.append(done)
@@ -195,6 +173,7 @@ class ModelOwner:
         if self.state == "draining":  # an unload came when the load was just over
             self._begin_stop(0)
             return
+        self._load_s = self._around.clock() - self._since
         self.error = None
         self._set("ready", address)
         for waiter in self._take_waiters():
@@ -202,50 +181,55 @@ class ModelOwner:
 
     def _on_load_failed(self, error: LayaError | None) -> None:
         """error None: the load was cancelled by an unload."""
-        started, self._engine = self._engine is not None, None
-        self._release_memory()
+        engine = self._engine
         if error is None or self.state == "draining":
             self._on_stopped()
             return
-        # A refusal (it does not fit, a wrong config) is not a failure of the engine: it may be asked again at once.
-        if started:
-            self._count_failure()
-            error.retry_after_s = max(self._not_before - self._around.clock(), 0) or None
+        self._engine = None
+        self._release_memory()
+        now_s = self._around.clock()
+        if engine is not None and engine.pid is not None:  # a refusal before that costs nothing, so no back-off
+            self._back_off.failed(now_s)
+            error.retry_after_s = self._back_off.wait_s(now_s) or None
         self.error = error.message
-        self._set("failed" if started else "unloaded")
+        self._set("unloaded" if engine is None else "failed")
         self._answer_waiters(error)
 
     def _on_exited(self, engine: Engine, reason: str) -> None:
         if engine is not self._engine or self.state != "ready":
             return  # it was asked to stop
-        if self._around.clock() - self._since >= STABLE_S:
-            self._failures = 0
-        self._count_failure()
+        now_s = self._around.clock()
+        self._back_off.failed(now_s, ready_for_s=now_s - self._since)
         self._engine = None
         self._release_memory()
         self.error = f"The engine of '{self.model_id}' stopped by itself: {reason}"
         logger.error("%s", self.error)
         self._set("failed")
 
+    def _on_stuck(self) -> None:
+        """SIGKILL did not help yet: whoever waits is told, the memory stays reserved."""
+        error = EngineFailed(f"The engine of '{self.model_id}' does not end; the kernel holds it", param="model")
+        for future in self._take_unloading():
+            future.set_exception(error)
+        self._answer_waiters(error)
+
     def _on_stopped(self) -> None:
         self._engine = None
         self._release_memory()
-        self._failures, self._not_before, self.error = 0, 0.0, None
+        self._back_off.reset()
+        self.error = None
         self._set("unloaded")
-        done, self._unloading = self._unloading, []
-        for future in done:
-            if not future.done():
-                future.set_result(None)
-        self._waiters = [waiter for waiter in self._waiters if not waiter.done()]
+        for future in self._take_unloading():
+            future.set_result(None)
         if self._closing:
-            self._answer_waiters(EngineFailed(f"'{self.model_id}' is not served any more: Laya is shutting down"))
-        elif self._waiters:
+            self._answer_waiters(self._gone())
+        elif any(not waiter.done() for waiter in self._waiters):
             self._begin_load()
 
     # Slow work, in tasks of its own.
 
     def _begin_load(self) -> None:
-        self._loads += 1
+        self._restarts += self._back_off.failures > 0
         self._set("loading")
         self._work = asyncio.get_running_loop().create_task(self._load(), name=f"load {self.model_id}")
 
@@ -255,8 +239,7 @@ class ModelOwner:
                 hooks = self.hooks
                 settings = await hooks.settings()
                 self._release = hooks.release
-                engine = self._around.make_engine(settings, self.log)
-                self._engine = engine
+                engine = self._engine = self._around.make_engine(settings, self.log)
                 address = await engine.start()
         except asyncio.CancelledError:
             self._post(self._on_load_failed, None)
@@ -277,14 +260,16 @@ class ModelOwner:
         try:
             if self.hooks.drained is not None and deadline_s > 0:
                 await self._drain(self.hooks.drained(), deadline_s)
-            await engine.stop()
+            if not await engine.stop():
+                self._post(self._on_stuck)
+            await engine.wait_exit()
         except Exception:
             logger.exception("stopping %s failed", self.model_id)
         self._post(self._on_stopped)
 
     async def _drain(self, drained: Awaitable[None], deadline_s: float) -> None:
         """Until nothing is in flight, somebody is in a hurry, or the deadline."""
-        waits = {asyncio.ensure_future(drained), asyncio.ensure_future(self._hurry.wait())}
+        waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(drained), asyncio.ensure_future(self._hurry.wait())}
         _, pending = await asyncio.wait(waits, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
@@ -298,18 +283,25 @@ class ModelOwner:
         self.state, self.address, self._since = state, address, self._around.clock()
         self._around.announce(self.model_id, state, address)
 
-    def _count_failure(self) -> None:
-        self._failures += 1
-        self._not_before = self._around.clock() + BACK_OFF_S[min(self._failures, len(BACK_OFF_S)) - 1]
-
     def _release_memory(self) -> None:
         release, self._release = self._release, None
-        if release is not None:
+        if release is None:
+            return
+        try:
             release()
+        except Exception:  # the transition goes on, whatever the ledger says
+            logger.exception("releasing the memory of %s failed", self.model_id)
+
+    def _gone(self) -> EngineFailed:
+        return EngineFailed(f"'{self.model_id}' is not served any more: Laya is shutting down", param="model")
+
+    def _take_unloading(self) -> list[asyncio.Future[None]]:
+        taken, self._unloading = self._unloading, []
+        return [future for future in taken if not future.done()]
 
     def _take_waiters(self) -> list[Waiter]:
-        waiters, self._waiters = self._waiters, []
-        return [waiter for waiter in waiters if not waiter.done()]
+        taken, self._waiters = self._waiters, []
+        return [waiter for waiter in taken if not waiter.done()]
 
     def _answer_waiters(self, error: LayaError) -> None:
         for waiter in self._take_waiters():

@@ -92,24 +92,25 @@ class EngineProcess:
             self.address = await asyncio.wait_for(self._unless_exited(child, self._become_ready()), timeout_s)
         except BaseException as error:
             self.kill()
-            await child.wait(KILL_WAIT_S)
+            await child.wait()
             if isinstance(error, asyncio.TimeoutError):
                 raise self._failure(f"not ready after {timeout_s:g} s (load_timeout_s)") from None
             raise
         self.state = "ready"
         return self.address
 
-    async def stop(self) -> None:
-        """SIGTERM, then SIGKILL; returns when the child is reaped. Does nothing when there is none."""
+    async def stop(self) -> bool:
+        """SIGTERM, then SIGKILL; True when the child is reaped, or never was; False: the kernel still holds it."""
         child = self._child
         if child is None or child.exited.done():
-            return
+            return True
         self.state = "stopping"
         for signum, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
             child.signal_group(signum)
             if await child.wait(wait_s):
-                return
+                return True
         logger.error("engine %s (pid %s) is not gone %g s after SIGKILL", self.settings.model_id, self.pid, KILL_WAIT_S)
+        return False
 
     def kill(self) -> None:
         """SIGKILL to the child and whatever it started; `wait_exit` tells when it is gone."""

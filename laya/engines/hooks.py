@@ -1,0 +1,50 @@
+"""Owns: what an owner of a model needs from others: an engine, the gateway's say, and what all owners share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from laya.engines.log import EngineLog
+from laya.engines.process import MemoryReading
+from laya.engines.settings import EngineSettings
+from laya.types import EngineAddress, ModelState, Task
+
+SettingsFactory = Callable[[], Awaitable[EngineSettings]]
+StateListener = Callable[[str, ModelState, EngineAddress | None], None]
+EngineMaker = Callable[[EngineSettings, EngineLog], "Engine"]
+
+
+class Engine(Protocol):
+    """One engine to start once; EngineProcess is one."""
+
+    pid: int | None
+
+    async def start(self) -> EngineAddress: ...
+    async def stop(self) -> bool: ...
+    async def wait_exit(self) -> str: ...
+    def kill(self) -> None: ...
+    def measure(self) -> MemoryReading | None: ...
+
+
+@dataclass(frozen=True)
+class ModelHooks:
+    """What the gateway does for a model. Only `settings` may raise, and only a LayaError."""
+
+    settings: SettingsFactory  # plans, reserves the memory, and says how to start
+    release: Callable[[], None]  # the child is gone, or never came: its memory is free; once per `settings`
+    drained: Callable[[], Awaitable[None]] | None = None  # returns when no request is in flight any more
+    task: Task = "chat"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all owners of a supervisor share."""
+
+    load_lock: asyncio.Lock  # one load at a time: two would read the disk against each other
+    make_engine: EngineMaker
+    announce: StateListener
+    clock: Callable[[], float] = time.monotonic

@@ -1,0 +1,119 @@
+"""The plan as parameters of the wheel and as flags of llama-server: nothing left to a default, both saying the same."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+
+import pytest
+
+from laya.engines import llamacpp
+from laya.engines.settings import EngineSettings
+from laya.errors import BadModelFile, ConfigError
+
+xllamacpp = pytest.importorskip("xllamacpp")
+MakeSettings = Callable[..., EngineSettings]
+
+
+@pytest.fixture
+def everything(make_settings: MakeSettings, some_gguf: Path) -> EngineSettings:
+    return make_settings(
+        some_gguf,
+        mmproj=some_gguf,
+        draft=some_gguf,
+        lora=(some_gguf,),
+        chat_template="{{ messages }}",
+        engine_path=Path("/usr/bin/llama-server"),
+        args={"top-k": 7, "--swa": False, "each": [1, 2]},
+    )
+
+
+def test_params_are_all_known_to_the_wheel(everything: EngineSettings) -> None:
+    import msgspec
+
+    values = llamacpp.params(msgspec.structs.replace(everything, engine_path=None, args={}), "key")
+    params = xllamacpp.CommonParams()
+    for name in values:
+        reduce(getattr, name.split("."), params)
+
+
+def test_flags_are_all_known_to_the_wheels_own_parser(make_settings: MakeSettings, some_gguf: Path) -> None:
+    settings = make_settings(
+        some_gguf, mmproj=some_gguf, draft=some_gguf, lora=(some_gguf,), chat_template="t", task="embed", pooling="mean"
+    )
+    library = next(Path(xllamacpp.__file__).parent.glob("*.so"))
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        flags = [word for word in llamacpp.flags(settings) if word.startswith("--")]
+        assert [flag for flag in flags if text.find(b"\0" + flag.encode() + b"\0") < 0] == []
+
+
+def test_split_context_is_slots_times_sequences(make_settings: MakeSettings, some_gguf: Path) -> None:
+    params = llamacpp.params(make_settings(some_gguf, slot_tokens=512, max_num_seqs=3), "key")
+    assert (params["n_ctx"], params["n_parallel"], params["kv_unified"]) == (1536, 3, False)
+
+
+def test_unified_context_is_the_pool(make_settings: MakeSettings, some_gguf: Path) -> None:
+    settings = make_settings(some_gguf, slot_tokens=768, max_num_seqs=3, kv_unified=True)
+    assert llamacpp.params(settings, "key")["n_ctx"] == 768
+    flags = llamacpp.flags(settings)
+    assert flags[flags.index("--ctx-size") + 1] == "768"
+    assert "--kv-unified" in flags
+
+
+def test_defaults_that_grow_are_overridden(make_settings: MakeSettings, some_gguf: Path) -> None:
+    params = llamacpp.params(make_settings(some_gguf), "key")
+    expected = {
+        "fit_params": False,
+        "cache_ram_mib": 0,
+        "n_ctx_checkpoints": 0,
+        "model_alias": ["small"],
+        "api_keys": ["key"],
+        "hostnames": ["127.0.0.1"],
+        "port": 0,
+        "ui": False,
+        "cpuparams.n_threads": 2,
+        "cpuparams_batch.n_threads": 2,
+        "flash_attn_type": "enabled",
+        "load_mode": "mmap",
+        "speculative.types": ["none"],
+    }
+    assert {name: params[name] for name in expected} == expected
+
+
+def test_args_come_last(make_settings: MakeSettings, some_gguf: Path) -> None:
+    assert llamacpp.params(make_settings(some_gguf, args={"warmup": False}), "key")["warmup"] is False
+
+
+def test_args_become_flags(everything: EngineSettings) -> None:
+    assert llamacpp.flags(everything)[-7:] == ["--top-k", "7", "--no-swa", "--each", "1", "--each", "2"]
+
+
+def test_flags_never_hold_the_key_and_environment_does(
+    everything: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "99")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    environment = llamacpp.environment("the-key")
+    assert environment["LLAMA_API_KEY"] == "the-key"
+    assert not {"LLAMA_ARG_CTX_SIZE", "HF_TOKEN"} & set(environment)
+    assert "the-key" not in " ".join(llamacpp.flags(everything))
+
+
+def test_chat_template_comes_after_jinja(everything: EngineSettings) -> None:
+    flags = llamacpp.flags(everything)
+    assert flags.index("--jinja") < flags.index("--chat-template")
+
+
+@pytest.mark.parametrize("field", ["mmproj", "draft", "lora"])
+def test_missing_file_is_named(make_settings: MakeSettings, some_gguf: Path, tmp_path: Path, field: str) -> None:
+    missing = tmp_path / "missing.gguf"
+    settings = make_settings(some_gguf, **{field: (missing,) if field == "lora" else missing})
+    with pytest.raises(BadModelFile, match="missing.gguf does not exist"):
+        settings.check()
+
+
+def test_engine_path_that_cannot_run_is_named(make_settings: MakeSettings, some_gguf: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine_path: .*model\.gguf is not a program"):
+        make_settings(some_gguf, engine_path=some_gguf).check()
