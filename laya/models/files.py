@@ -50,35 +50,46 @@ def is_hf_folder(path: Path) -> bool:
     return (path / "config.json").is_file() and any(path.glob("*.safetensors"))
 
 
-def check_gguf(path: Path) -> None:
-    """Raise BadModelFile, naming the file and what is wrong, unless it begins as a GGUF file does."""
+def _first_bytes(path: Path) -> bytes:
+    """The four bytes a file begins with. Raises: BadModelFile for a file that is missing, unreadable or empty."""
     try:
         with path.open("rb") as file:
-            magic = file.read(len(GGUF_MAGIC))
+            start = file.read(len(GGUF_MAGIC))
     except FileNotFoundError:
         raise BadModelFile(f"{path}: there is no such file.") from None
     except OSError as error:
         raise BadModelFile(f"{path}: cannot be read ({error.strerror}).") from None
-    if not magic:
+    if not start:
         raise BadModelFile(f"{path}: the file is empty (0 bytes).")
-    if magic != GGUF_MAGIC:
-        raise BadModelFile(f"{path}: not a GGUF file; it begins with {magic!r} instead of {GGUF_MAGIC!r}.")
+    return start
 
 
-def check_model(model: ModelFile) -> None:
-    """Raise BadModelFile unless every file of this model is there and begins as it should."""
+def check_gguf(path: Path) -> None:
+    """Raise BadModelFile, naming the file and what is wrong, unless it begins as a GGUF file does."""
+    start = _first_bytes(path)
+    if start != GGUF_MAGIC:
+        raise BadModelFile(f"{path}: not a GGUF file; it begins with {start!r} instead of {GGUF_MAGIC!r}.")
+
+
+def check_present(model: ModelFile) -> None:
+    """Raise BadModelFile unless every file of this model is there and not empty.
+
+    What they hold is not judged: the planner reads the header next and says more of a file that is no GGUF.
+    """
     if model.format == "hf":
         if not is_hf_folder(model.path):
             raise BadModelFile(f"{model.path}: not a model folder; it needs config.json and .safetensors files.")
         return
     for shard in shard_paths(model.path):
-        check_gguf(shard)
+        _first_bytes(shard)
 
 
 def is_sound(model: ModelFile) -> bool:
-    """Whether `check_model` finds nothing wrong."""
+    """Whether every file of this model is there and begins as it should."""
     try:
-        check_model(model)
+        check_present(model)
+        for shard in shard_paths(model.path) if model.format == "gguf" else []:
+            check_gguf(shard)
     except BadModelFile:
         return False
     return True
@@ -135,12 +146,12 @@ def models_in(folder: Path, *, origin: str = "models_dir") -> Iterator[ModelFile
 def model_at(path: Path) -> ModelFile:
     """The model at a path the user typed.
 
-    Raises: BadModelFile when there is nothing there, or not a model.
+    Raises: BadModelFile when there is nothing there.
     """
     if path.is_dir():
         model = hf_model(path.resolve(), origin="path")
     else:
         first = path.with_name(shard_names(path.name)[0]) if path.suffix.lower() == ".gguf" else path
         model = gguf_model(first.absolute(), origin="path")
-    check_model(model)
+    check_present(model)
     return model

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from laya.config.places import data_dir
 from laya.errors import BadModelFile, DownloadError, ModelNotFound, ModelNotPulled
 from laya.models import catalogue
-from laya.models.files import check_model, is_sound, model_at, models_in, shard_paths
+from laya.models.files import check_present, is_sound, model_at, models_in, shard_paths
 from laya.models.found import STORES, found_models
 from laya.models.manifest import MANIFEST_NAME, Manifest, read_manifest, sync_folder, write_manifest
 from laya.models.sources import is_source
@@ -81,9 +81,9 @@ class Library:
         )
 
     def check(self, manifest: Manifest) -> None:
-        """Raise BadModelFile unless the files are there, whole and of the kind they were."""
+        """Raise BadModelFile unless the files are there, and as long as they were."""
         model = self.model(manifest)
-        check_model(model)
+        check_present(model)
         if manifest.linked:
             return  # the user's own file may change; the memory room reads its header anew each time
         for path, file in zip(shard_paths(model.path), manifest.files, strict=True):
@@ -143,7 +143,7 @@ def resolve(
     home: Path | None = None,
     allow_path: bool = True,
 ) -> ModelFile:
-    """The model a name means, its files checked to be there and to begin as they should.
+    """The model a name means, its files checked to be there, whole and not empty.
 
     `allow_path=False` is for names that come from a network: it never touches a path the caller made up.
     Raises: BadModelFile (found, but broken), ModelNotPulled (in the catalogue only), ModelNotFound.
@@ -157,7 +157,7 @@ def resolve(
     elsewhere = list(found_models()) if name.partition("/")[0].casefold() in STORES else []
     model = _match(name, in_dir, _names) or _match(name, elsewhere, _names)
     if model is not None:
-        check_model(model)
+        check_present(model)
         return model
     if is_source(name):
         raise ModelNotPulled(name, name)

@@ -19,7 +19,7 @@ import msgspec
 from laya.errors import BadModelFile, DownloadError, ModelNotFound
 from laya.models import catalogue
 from laya.models.catalogue import CatalogueEntry
-from laya.models.files import check_gguf, model_at
+from laya.models.files import check_gguf, model_at, shard_paths
 from laya.models.library import Library, model_id_of, now_utc
 from laya.models.manifest import Manifest, StoredFile
 from laya.models.sources import FetchedFile, Probe, Progress, Source, is_source, parse_source
@@ -214,6 +214,8 @@ def _manifest(model_id: str, asked: _Asked, fetched: list[FetchedFile]) -> Manif
 def _link(library: Library, path: Path, model_id: str | None) -> ModelFile:
     """Give the model at a path a name in the library; the file stays where it is."""
     model = model_at(path.expanduser())
+    for shard in shard_paths(model.path) if model.format == "gguf" else []:
+        check_gguf(shard)
     wanted_id = model_id_of(model_id or model.id)
     source = str(model.path)
     if present := _present(library, source, wanted_id):

@@ -12,8 +12,9 @@ import pytest
 from laya.errors import DownloadError, LayaError
 from laya.models import Offer, pull
 from laya.models.pulling import disk_free_bytes
-from tests.models.conftest import FileServer, gguf_bytes
-from tests.models.test_wheel import wheel_bytes
+
+from .conftest import FileServer, gguf_bytes
+from .test_wheel import wheel_bytes
 
 
 def files_in(folder: Path) -> list[str]:

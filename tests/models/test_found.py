@@ -9,7 +9,8 @@ import pytest
 
 from laya.errors import ModelNotFound
 from laya.models import available, resolve
-from tests.models.conftest import gguf_bytes
+
+from .conftest import gguf_bytes
 
 MODEL = "application/vnd.ollama.image.model"
 

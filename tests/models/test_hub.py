@@ -10,7 +10,8 @@ import pytest
 from laya.errors import DownloadError
 from laya.models import pull, resolve
 from laya.models.hub import HubSource, choose_file
-from tests.models.conftest import FileServer, gguf_bytes
+
+from .conftest import FileServer, gguf_bytes
 
 Hub = Callable[..., None]
 

@@ -9,7 +9,8 @@ import pytest
 from laya.errors import BadModelFile, DownloadError, ModelNotFound, ModelNotPulled
 from laya.models import available, pull, remove, resolve, show
 from laya.models.library import Library, model_id_of
-from tests.models.conftest import FileServer, gguf_bytes
+
+from .conftest import FileServer, gguf_bytes
 
 
 def put(path: Path, size: int = 1000) -> Path:
@@ -48,6 +49,8 @@ def test_available_lists_models_dir_once_each(home: Path, tmp_path: Path) -> Non
         put(tmp_path / f"models/big-0000{number}-of-00002.gguf", 500)
     hf_folder(tmp_path / "models/Folder")
     (tmp_path / "models/empty.gguf").write_bytes(b"")
+    (tmp_path / "models/zip.gguf").write_bytes(b"PK\x03\x04etc")
+    (tmp_path / "models/short.gguf").write_bytes(b"GG")
     (tmp_path / "models/lacks-00001-of-00002.gguf").write_bytes(gguf_bytes(100))
     models = {model.id: model for model in available()}
     assert set(models) == {"one", "two", "big", "Folder"}
@@ -64,8 +67,6 @@ def test_available_without_folders_is_empty(home: Path) -> None:
     ("name", "body", "said"),
     [
         ("empty.gguf", b"", "empty"),
-        ("zip.gguf", b"PK\x03\x04etc", "not a GGUF"),
-        ("short.gguf", b"GG", "not a GGUF"),
         ("lacks-00001-of-00002.gguf", gguf_bytes(100), "00002-of-00002.gguf: there is no such file"),
     ],
 )
@@ -143,6 +144,13 @@ def test_pull_path_of_a_folder_and_a_chosen_name(home: Path, tmp_path: Path) -> 
     folder = hf_folder(tmp_path / "else/HF Model")
     assert pull(str(folder)).id == "hf-model"
     assert pull(str(put(tmp_path / "x.gguf")), model_id="Mine").id == "mine"
+
+
+def test_pull_path_that_is_no_model_is_refused(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.zip").write_bytes(b"PK\x03\x04etc")
+    with pytest.raises(BadModelFile, match="not a GGUF"):
+        pull(str(tmp_path / "x.zip"))
+    assert list(home.rglob("*.json")) == []
 
 
 def test_resolve_linked_model_that_went_away_says_so(home: Path, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from laya.errors import DownloadError
 from laya.models import pull, resolve
 from laya.models.download import UrlSource, fetch_file
-from tests.models.conftest import FileServer, gguf_bytes
+
+from .conftest import FileServer, gguf_bytes
 
 
 def leftovers(home: Path) -> list[str]:

@@ -17,7 +17,8 @@ from laya.models import pull
 from laya.models.catalogue import find
 from laya.models.wheel import WheelSource
 from laya.types import ModelFile
-from tests.models.conftest import FileServer, gguf_bytes
+
+from .conftest import FileServer, gguf_bytes
 
 
 def wheel_bytes(tmp_path: Path, members: dict[str, bytes]) -> Path:
