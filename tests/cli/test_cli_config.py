@@ -1,0 +1,85 @@
+"""`laya config` and its exit codes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from laya.cli.config import config_app
+from laya.config import load_config
+from laya.errors import ConfigError
+
+runner = CliRunner()
+SHA = hashlib.sha256(b"0123456789abcdef").hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAYA_HOME", str(tmp_path))
+    monkeypatch.setenv("SECRET", "hunter2-hunter2")
+
+
+def test_check_says_ok_with_and_without_a_file() -> None:
+    assert "there is no config.yaml" in runner.invoke(config_app, ["check"]).stdout
+    Path("config.yaml").write_text("models: {a: {}}")
+    assert runner.invoke(config_app, ["check"]).stdout == "ok: config.yaml, 1 model\n"
+    assert json.loads(runner.invoke(config_app, ["check", "--json"]).stdout)["models"] == ["a"]
+
+
+def test_check_of_a_wrong_file_is_exit_code_2() -> None:
+    Path("wrong.yaml").write_text("max_seq_len: many")
+    result = runner.invoke(config_app, ["check", "wrong.yaml"])
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.exit_code == 2
+    as_json = runner.invoke(config_app, ["check", "wrong.yaml", "--json"])
+    assert as_json.exit_code == 2
+    assert json.loads(as_json.stdout)["error"]["param"] == "max_seq_len"
+
+
+def test_show_is_the_effective_configuration_without_secrets() -> None:
+    Path("config.yaml").write_text(
+        "max_seq_len: 4096\nttl: 5m\nargs:\n  header: ${env.SECRET}\n  api_key: abc\n"
+        f"server:\n  port: 8123\n  api_keys: [{{name: me, sha256: {SHA}}}]\n"
+        "models:\n  m: {max_seq_len: 512, kv_cache_dtype: f16}\n"
+    )
+    text = runner.invoke(config_app, ["show"]).stdout
+    assert "hunter2" not in text
+    assert "abc" not in text
+    assert SHA not in text
+    shown = yaml.safe_load(text)
+    assert (shown["server"]["port"], shown["ttl"], shown["args"]["header"]) == (8123, 300, "${env.SECRET}")
+    assert (shown["max_seq_len"], shown["kv_cache_dtype"], shown["max_num_seqs"]) == (4096, "auto", "auto")
+    model = shown["models"]["m"]
+    assert (model["max_seq_len"], model["kv_cache_dtype"], model["ttl"], model["queue_size"]) == (512, "f16", 300, 64)
+    assert json.loads(runner.invoke(config_app, ["show", "--json"]).stdout)["models"] == shown["models"]
+
+
+def test_show_and_example_are_files_that_load() -> None:
+    for verb in ("show", "example"):
+        path = Path(f"{verb}.yaml")
+        path.write_text(runner.invoke(config_app, [verb]).stdout)
+        config = load_config(path, {})
+        assert config.for_model("x").asked() == load_config(None, {}).for_model("x").asked()
+    assert "$schema" in json.loads(runner.invoke(config_app, ["schema"]).stdout)
+
+
+def test_hash_key_makes_an_entry_that_loads() -> None:
+    printed = runner.invoke(config_app, ["hash-key", "--name", "laptop"]).stdout
+    key = next(line.removeprefix("#   ") for line in printed.splitlines() if line.startswith("#   "))
+    Path("config.yaml").write_text(printed)
+    (entry,) = load_config(None, {}).server.api_keys
+    assert (entry.name, entry.sha256) == ("laptop", hashlib.sha256(key.encode()).hexdigest())
+    assert len(key) > 24
+
+
+def test_hash_key_takes_a_key_from_stdin_and_refuses_a_short_one() -> None:
+    assert SHA in runner.invoke(config_app, ["hash-key", "--stdin"], input="0123456789abcdef\n").stdout
+    result = runner.invoke(config_app, ["hash-key", "--stdin"], input="short\n")
+    assert isinstance(result.exception, ConfigError)
+    assert "short" not in result.exception.message
