@@ -169,61 +169,54 @@ nb::dict bench_choose(RouteTable& table, const nb::bytes& features, const std::v
     return answer;
 }
 
+void settle(RouteTable& table, std::int64_t endpoint, std::int64_t n_seqs, std::int64_t tokens) {
+    table.settle(endpoint_of(table, endpoint), in_range<std::uint64_t>(n_seqs, "n_seqs", 0, MOST_SEQS),
+                 in_range<std::uint64_t>(tokens, "tokens", 0, MOST_TOKENS));
+}
+
+int choose(RouteTable& table, const nb::bytes& feature, std::int64_t n_seqs) {
+    return table.choose(feature_of(feature), n_seqs_of(n_seqs));
+}
+
+void set_eligible(RouteTable& table, std::int64_t endpoint, bool eligible) {
+    table.set_eligible(endpoint_of(table, endpoint), eligible);
+}
+
+void set_capacity(RouteTable& table, std::int64_t endpoint, std::int64_t max_num_seqs, std::int64_t kv_pool_tokens) {
+    table.set_capacity(endpoint_of(table, endpoint),
+                       in_range<std::uint64_t>(max_num_seqs, "max_num_seqs", 0, MOST_SEQS),
+                       in_range<std::uint64_t>(kv_pool_tokens, "kv_pool_tokens", 0, MOST_TOKENS));
+}
+
+std::pair<std::uint64_t, std::uint64_t> load(const RouteTable& table, std::int64_t endpoint) {
+    const laya::Load load = table.load(endpoint_of(table, endpoint));
+    return {load.n_seqs, load.tokens};
+}
+
+bool is_eligible(const RouteTable& table, std::int64_t endpoint) {
+    return table.is_eligible(endpoint_of(table, endpoint));
+}
+
+void construct(RouteTable* self, std::int64_t max_endpoints, std::int64_t session_bytes, std::int64_t window_tokens) {
+    new (self) RouteTable(in_range<std::uint32_t>(max_endpoints, "max_endpoints", 1, laya::MAX_ENDPOINTS),
+                          in_range<std::size_t>(session_bytes, "session_bytes", 0, INT64_MAX),
+                          in_range<std::uint64_t>(window_tokens, "window_tokens", 0, MOST_TOKENS));
+}
+
 void bind_table(nb::module_& module) {
     using namespace nb::literals;
     nb::class_<RouteTable>(module, "RouteTable")
-        .def(
-            "__init__",
-            [](RouteTable* self, std::int64_t max_endpoints, std::int64_t session_bytes, std::int64_t window_tokens) {
-                new (self) RouteTable(in_range<std::uint32_t>(max_endpoints, "max_endpoints", 1, laya::MAX_ENDPOINTS),
-                                      in_range<std::size_t>(session_bytes, "session_bytes", 0, INT64_MAX),
-                                      in_range<std::uint64_t>(window_tokens, "window_tokens", 0, MOST_TOKENS));
-            },
-            nb::kw_only(), "max_endpoints"_a = 1024, "session_bytes"_a = 1 << 20, "window_tokens"_a = 8192)
+        .def("__init__", &construct, nb::kw_only(), "max_endpoints"_a = 1024, "session_bytes"_a = 1 << 20,
+             "window_tokens"_a = 8192)
         .def("publish", &publish, "models"_a)
         .def("route", &route, "model"_a, "session"_a.none(), "kind"_a, "flags"_a, "prefix_hash"_a, "tokens"_a,
              "n_seqs"_a)
-        .def(
-            "choose",
-            [](RouteTable& table, const nb::bytes& feature, std::int64_t n_seqs) {
-                return table.choose(feature_of(feature), n_seqs_of(n_seqs));
-            },
-            "feature"_a, "n_seqs"_a = 1)
-        .def(
-            "settle",
-            [](RouteTable& table, std::int64_t endpoint, std::int64_t n_seqs, std::int64_t tokens) {
-                table.settle(endpoint_of(table, endpoint),
-                             in_range<std::uint64_t>(n_seqs, "n_seqs", 0, MOST_SEQS),
-                             in_range<std::uint64_t>(tokens, "tokens", 0, MOST_TOKENS));
-            },
-            "endpoint"_a, "n_seqs"_a, "tokens"_a)
-        .def(
-            "set_eligible",
-            [](RouteTable& table, std::int64_t endpoint, bool eligible) {
-                table.set_eligible(endpoint_of(table, endpoint), eligible);
-            },
-            "endpoint"_a, "eligible"_a)
-        .def(
-            "set_capacity",
-            [](RouteTable& table, std::int64_t endpoint, std::int64_t max_num_seqs, std::int64_t kv_pool_tokens) {
-                table.set_capacity(endpoint_of(table, endpoint),
-                                   in_range<std::uint64_t>(max_num_seqs, "max_num_seqs", 0, MOST_SEQS),
-                                   in_range<std::uint64_t>(kv_pool_tokens, "kv_pool_tokens", 0, MOST_TOKENS));
-            },
-            "endpoint"_a, "max_num_seqs"_a, "kv_pool_tokens"_a)
-        .def(
-            "load",
-            [](const RouteTable& table, std::int64_t endpoint) {
-                const laya::Load load = table.load(endpoint_of(table, endpoint));
-                return std::make_pair(load.n_seqs, load.tokens);
-            },
-            "endpoint"_a)
-        .def(
-            "is_eligible",
-            [](const RouteTable& table, std::int64_t endpoint) {
-                return table.is_eligible(endpoint_of(table, endpoint));
-            },
-            "endpoint"_a)
+        .def("choose", &choose, "feature"_a, "n_seqs"_a = 1)
+        .def("settle", &settle, "endpoint"_a, "n_seqs"_a, "tokens"_a)
+        .def("set_eligible", &set_eligible, "endpoint"_a, "eligible"_a)
+        .def("set_capacity", &set_capacity, "endpoint"_a, "max_num_seqs"_a, "kv_pool_tokens"_a)
+        .def("load", &load, "endpoint"_a)
+        .def("is_eligible", &is_eligible, "endpoint"_a)
         .def_prop_ro("max_endpoints", &RouteTable::max_endpoints)
         .def_prop_ro("session_capacity", &RouteTable::session_capacity);
 }
