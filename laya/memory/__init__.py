@@ -1,0 +1,94 @@
+"""The memory room: what a model needs, what there is, and who holds what. Its door is this module.
+
+A plan is made from a file's header alone; no tensor is read. Knows no engine, no request and no network.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from laya.errors import BadModelFile, InsufficientMemory
+from laya.memory.admission import Admission
+from laya.memory.engine_facts import EngineFacts, built_in_engine
+from laya.memory.facts import ModelFacts, facts_before_download, read_facts
+from laya.memory.fit import fit
+from laya.memory.gguf import GgufHeader, read_header
+from laya.memory.ledger import Ledger
+from laya.memory.machine import Budget, Machine, MachineFacts
+from laya.memory.planner import Model
+from laya.memory.shape import ModelShape
+from laya.memory.sizes import size_text
+from laya.types import AskedSettings, Plan
+
+__all__ = [
+    "Admission",
+    "Budget",
+    "EngineFacts",
+    "GgufHeader",
+    "Ledger",
+    "Machine",
+    "MachineFacts",
+    "ModelFacts",
+    "ModelShape",
+    "plan_before_download",
+    "plan_file",
+    "read_facts",
+    "read_header",
+    "refusal",
+    "size_text",
+]
+
+
+def plan_file(
+    path: Path, asked: AskedSettings, budget: Budget, *, model_id: str, engine: EngineFacts | None = None
+) -> Plan:
+    """The plan of a GGUF model, from its header and those of its draft and projector.
+
+    Raises BadModelFile naming the file, ConfigError for settings that no memory could give.
+    """
+    model = Model(
+        id=model_id,
+        facts=read_facts(path),
+        engine=engine or built_in_engine(),
+        n_cores=Machine().cores(),
+        draft=read_facts(asked.draft_path) if asked.draft_path else None,
+        projector_bytes=_file_bytes(asked.mmproj_path) if asked.mmproj_path else 0,
+    )
+    return fit(model, asked, budget)
+
+
+def plan_before_download(
+    shape: ModelShape, file_bytes: int, weights_type: str, asked: AskedSettings, budget: Budget, *, model_id: str
+) -> Plan:
+    """The plan of a file that is not here yet, from its shape and size: an upper bound, marked so."""
+    facts = facts_before_download(shape, file_bytes, weights_type)
+    model = Model(id=model_id, facts=facts, engine=built_in_engine(), n_cores=Machine().cores())
+    return fit(model, asked, budget)
+
+
+def refusal(plan: Plan, budget: Budget) -> InsufficientMemory:
+    """The error for a plan that does not fit: both figures, what bound them, and changes that would fit."""
+    assert not plan.fits, "a plan that fits is not refused"
+    settings = plan.settings
+    words = [
+        f"'{plan.model}' needs {size_text(plan.need_bytes)} for {settings.max_num_seqs} x {settings.max_seq_len} "
+        f"tokens; {size_text(budget.bytes)} may be used ({budget.limit})."
+    ]
+    if plan.suggestions:
+        words.append("What fits: " + "; ".join(suggestion.flags for suggestion in plan.suggestions) + ".")
+    else:
+        words.append("No setting of it fits: a smaller model or quantization is needed.")
+    return InsufficientMemory(
+        " ".join(words),
+        need_bytes=plan.need_bytes,
+        available_bytes=budget.bytes,
+        limit=budget.limit,
+        suggestions=[suggestion.flags for suggestion in plan.suggestions],
+    )
+
+
+def _file_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise BadModelFile(f"{path}: cannot be read ({error.strerror}).", param="mmproj") from None

@@ -1,0 +1,142 @@
+"""Owns: what to do when a plan does not fit: changes that do, planned the same way, and the hardware rule. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from laya.memory.machine import Budget
+from laya.memory.planner import Choice, Model, kv_types_for, need_bytes
+from laya.memory.sizes import size_text
+from laya.types import GIB, MIB, AskedSettings, Suggestion
+
+MAX_SUGGESTIONS = 4
+SHORTEST_TOKENS = 256
+BUDGET_STEP_BYTES = 10 * MIB
+RULE_SEQS, RULE_SHARE = 2, 0.8  # at this many sequences the need must stay below this share of the memory
+SOLD_GIB = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+
+
+class _Change(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings to try instead of the wanted ones; None = as wanted."""
+
+    note: str
+    max_num_seqs: int | None = None
+    max_seq_len: int | None = None
+    kv_cache_dtype: str | None = None
+    kv_pool_tokens: int | None = None
+
+
+def suggestions(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget) -> list[Suggestion]:
+    """Up to four changes of `wanted` that fit, the least intrusive first; raising the user's own budget comes last."""
+    found: dict[str, Suggestion] = {}
+    for change in _changes(model, asked, wanted, budget):
+        flags, need = _tried(model, asked, wanted, change)
+        if flags and need <= budget.bytes:
+            found.setdefault(flags, Suggestion(flags=flags, total_bytes=need, note=change.note))
+    chosen = list(found.values())[:MAX_SUGGESTIONS]
+    for suggestion in _larger_budgets(model, asked, wanted, budget):
+        if len(chosen) < MAX_SUGGESTIONS:
+            chosen.append(suggestion)
+    return chosen
+
+
+def _changes(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget) -> Iterator[_Change]:
+    small_types = [name for name in kv_types_for(model, ("q8_0", "q4_0")) if name != wanted.kv_cache_dtype]
+    full = wanted.max_seq_len
+    yield _Change(note=f"one sequence of {full} tokens", max_num_seqs=1)
+    for name in small_types:
+        yield _Change(note=f"the same with a {name} cache", kv_cache_dtype=name)
+    yield from _longest(model, asked, wanted, budget, _Change(note="all sequences"))
+    if wanted.max_num_seqs > 1:
+        yield from _pools(model, asked, wanted, budget)
+    yield from _longest(model, asked, wanted, budget, _Change(note="one sequence", max_num_seqs=1))
+    for name in small_types:
+        yield _Change(note=f"one sequence with a {name} cache", max_num_seqs=1, kv_cache_dtype=name)
+        change = _Change(note=f"one sequence with a {name} cache", max_num_seqs=1, kv_cache_dtype=name)
+        yield from _longest(model, asked, wanted, budget, change)
+    yield from _longest(model, asked, wanted, budget, _Change(note="one sequence", max_num_seqs=1), steps=4)
+
+
+def _longest(
+    model: Model, asked: AskedSettings, wanted: Choice, budget: Budget, change: _Change, steps: int = 1
+) -> Iterator[_Change]:
+    """The change with the longest contexts that fit, powers of two below the wanted one."""
+    tokens = 1 << max(wanted.max_seq_len - 1, 1).bit_length() - 1
+    while tokens >= SHORTEST_TOKENS and steps:
+        shorter = msgspec.structs.replace(change, max_seq_len=tokens, note=f"{change.note}, {tokens} tokens each")
+        if _tried(model, asked, wanted, shorter)[1] <= budget.bytes:
+            yield shorter
+            steps -= 1
+        tokens //= 2
+
+
+def _pools(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget) -> Iterator[_Change]:
+    """The largest shared pool that fits and still holds one whole sequence."""
+    worst_case = wanted.max_seq_len * wanted.max_num_seqs
+    pool = min(asked.kv_pool_tokens or worst_case, worst_case)
+    while pool >= 2 * wanted.max_seq_len:
+        pool //= 2
+        change = _Change(note=f"all sequences share {pool} tokens", kv_pool_tokens=pool)
+        if _tried(model, asked, wanted, change)[1] <= budget.bytes:
+            yield change
+            return
+
+
+def _tried(model: Model, asked: AskedSettings, wanted: Choice, change: _Change) -> tuple[str, int]:
+    """The change as flags, and what it needs."""
+    choice = Choice(
+        max_num_seqs=change.max_num_seqs or wanted.max_num_seqs,
+        max_seq_len=change.max_seq_len or wanted.max_seq_len,
+        kv_cache_dtype=change.kv_cache_dtype or wanted.kv_cache_dtype,
+    )
+    settings = msgspec.structs.replace(asked, kv_pool_tokens=change.kv_pool_tokens or asked.kv_pool_tokens)
+    flags = _flags(choice, wanted)
+    if change.kv_pool_tokens:
+        flags.append(f"--kv-pool-tokens {change.kv_pool_tokens}")
+    return " ".join(flags), need_bytes(model, settings, choice)
+
+
+def _flags(choice: Choice, wanted: Choice) -> list[str]:
+    """What differs, as typed on the command line."""
+    changed = [name for name in Choice.__struct_fields__ if getattr(choice, name) != getattr(wanted, name)]
+    return [f"--{name.replace('_', '-')} {getattr(choice, name)}" for name in changed]
+
+
+def _larger_budgets(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget) -> Iterator[Suggestion]:
+    """Where the user's own limit binds: the limits that would do, if the machine has them."""
+    if not budget.is_users:
+        return
+    choices = (
+        wanted,
+        msgspec.structs.replace(wanted, max_num_seqs=1),
+        Choice(max_num_seqs=1, max_seq_len=min(wanted.max_seq_len, 4096), kv_cache_dtype=wanted.kv_cache_dtype),
+        Choice(max_num_seqs=1, max_seq_len=min(wanted.max_seq_len, 512), kv_cache_dtype=wanted.kv_cache_dtype),
+    )
+    seen = set()
+    for choice in choices:
+        need = need_bytes(model, asked, choice)
+        limit = -(-(need + budget.taken_bytes) // BUDGET_STEP_BYTES) * BUDGET_STEP_BYTES
+        if limit > budget.ceiling_bytes or choice in seen:
+            continue
+        seen.add(choice)
+        note = f"{choice.max_num_seqs} x {choice.max_seq_len} tokens, with more of this machine's memory"
+        flags = " ".join([f"--memory-budget {limit // MIB}MiB", *_flags(choice, wanted)])
+        yield Suggestion(flags=flags, total_bytes=need, note=note)
+
+
+def verdict(model: Model, asked: AskedSettings, chosen: Choice, budget: Budget) -> str:
+    """The hardware rule in one line: two sequences at this context must stay below 80 % of the memory."""
+    two = msgspec.structs.replace(chosen, max_num_seqs=RULE_SEQS)
+    need = need_bytes(model, asked, two)
+    text = f"{RULE_SEQS} sequences of {chosen.max_seq_len} tokens need {size_text(need)}"
+    share = need / budget.memory_bytes if budget.memory_bytes else float("inf")
+    if share <= RULE_SHARE:
+        return f"{text}, {share:.0%} of {size_text(budget.memory_bytes)}: this memory is enough (rule: below 80 %)"
+    if budget.is_users:
+        return f"{text}, more than 80 % of the {size_text(budget.memory_bytes)} they may use (memory.budget)"
+    wanted_gib = need / RULE_SHARE / GIB
+    sold = next((size for size in SOLD_GIB if size >= wanted_gib), None)
+    buy = f"{sold} GiB of memory" if sold else "more memory than one machine has"
+    return f"{text}, more than 80 % of {size_text(budget.memory_bytes)}: {buy}, or a smaller model or context"

@@ -1,0 +1,157 @@
+"""Owns: what this machine has and what of it engines may use: the budget, and the facts `laya doctor` shows.
+
+Readers take the root of the file system, so that tests run on recorded trees. Swap is read to be shown, never counted.
+The budget is recomputed for each decision, since other programs come and go.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from laya.config import parse_budget
+from laya.memory.cgroup import CgroupLimit, cpu_quota, memory_limits
+from laya.memory.sizes import size_text
+from laya.types import KIB
+
+# The most a user may set: the kernel and the desktop need the rest to stay responsive.
+MAX_SHARE = 0.95
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be planned with, and what bound it. `bytes` may be lowered with msgspec.structs.replace."""
+
+    bytes: int
+    limit: str  # in words: "memory available", "cgroup /path", "memory.budget"
+    total_bytes: int = 0  # `bytes` as it was computed, before loaded engines were taken off
+    memory_bytes: int = 0  # what the hardware rule compares with: the memory of the machine or its group
+    ceiling_bytes: int = 0  # the most memory.budget could be set to now
+    is_users: bool = False  # the user's own memory.budget is what binds
+
+    @property
+    def taken_bytes(self) -> int:
+        """What loaded engines hold of it."""
+        return max(0, self.total_bytes - self.bytes)
+
+
+class MemoryFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """/proc/meminfo, in bytes."""
+
+    total_bytes: int
+    available_bytes: int  # what the kernel can give without swapping; clean file cache is in it
+    swap_total_bytes: int
+    swap_free_bytes: int
+
+
+class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What `laya doctor` shows of this machine."""
+
+    memory: MemoryFacts
+    cgroup: CgroupLimit | None  # the tightest, or None where no group limits us
+    cgroup_kinds: tuple[str, ...]  # hierarchies that control memory here: "v1", "v2"
+    has_psi: bool
+    n_cores: int  # that engines may use: affinity and CPU quota
+    n_cpus: int  # online
+    has_avx2: bool
+    cpu_model: str
+
+
+class Machine:
+    """Readers over one root. Cheap to make; nothing is cached."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+
+    def memory(self) -> MemoryFacts:
+        """The kernel's own figures. 0 where a figure is missing."""
+        kib = dict(re.findall(r"^(\w+):\s+(\d+) kB$", self._text("proc/meminfo"), re.MULTILINE))
+        total, free = int(kib.get("MemTotal", 0)), int(kib.get("MemFree", 0))
+        return MemoryFacts(
+            total_bytes=total * KIB,
+            available_bytes=int(kib.get("MemAvailable", free)) * KIB,
+            swap_total_bytes=int(kib.get("SwapTotal", 0)) * KIB,
+            swap_free_bytes=int(kib.get("SwapFree", 0)) * KIB,
+        )
+
+    def tightest_cgroup(self) -> CgroupLimit | None:
+        """The group above us that leaves the least, or None."""
+        return min(memory_limits(self.root), key=lambda limit: limit.available_bytes, default=None)
+
+    def budget(self, asked: str | int | None = None, own_bytes: int = 0) -> Budget:
+        """What all engines together may hold, as of now.
+
+        asked: memory.budget, a share ("80%", also None) or an amount. own_bytes: anonymous memory of our own running
+        engines; it is used now but ours to plan with. Mapped weights are not in it: the kernel counts them as
+        available already. Raises ConfigError for an amount that cannot be read.
+        """
+        memory, group = self.memory(), self.tightest_cgroup()
+        usable, limit, whole = memory.available_bytes, "memory available", memory.total_bytes
+        if group is not None and group.limit_bytes < whole:
+            whole = group.limit_bytes
+        if group is not None and group.available_bytes < usable:
+            usable, limit = group.available_bytes, f"cgroup {group.path}"
+        usable += own_bytes
+        ceiling = int(usable * MAX_SHARE)
+        wanted = parse_budget(asked)
+        n_bytes = wanted if isinstance(wanted, int) else int(usable * wanted)
+        is_users = asked is not None and n_bytes <= ceiling
+        n_bytes = min(n_bytes, ceiling)
+        if is_users:
+            limit, whole = "memory.budget", min(whole, n_bytes)
+        return Budget(
+            bytes=n_bytes,
+            limit=limit,
+            total_bytes=n_bytes,
+            memory_bytes=whole,
+            ceiling_bytes=ceiling,
+            is_users=is_users,
+        )
+
+    def cores(self) -> int:
+        """Cores that engines may compute on: allowed by affinity and, rounded down, by the CPU quota; at least 1."""
+        allowed = len(os.sched_getaffinity(0))
+        quota = cpu_quota(self.root)
+        return max(1, min(allowed, int(quota)) if quota is not None else allowed)
+
+    def facts(self) -> MachineFacts:
+        """Everything at once, for `laya doctor`."""
+        cpuinfo = self._text("proc/cpuinfo")
+        model = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+        flags = re.search(r"^flags\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+        return MachineFacts(
+            memory=self.memory(),
+            cgroup=self.tightest_cgroup(),
+            cgroup_kinds=self._cgroup_kinds(),
+            has_psi=(self.root / "proc/pressure/memory").exists(),
+            n_cores=self.cores(),
+            n_cpus=os.cpu_count() or 1,
+            has_avx2=bool(flags and "avx2" in flags[1].split()),
+            cpu_model=model[1] if model else "unknown",
+        )
+
+    def _cgroup_kinds(self) -> tuple[str, ...]:
+        kinds = []
+        for line in self._text("proc/self/mountinfo").splitlines():
+            words = line.split()
+            if " - cgroup " in line and "memory" in words[-1].split(","):
+                kinds.append("v1")
+            if " - cgroup2 " in line and self._controls_memory(words[4]):
+                kinds.append("v2")
+        return tuple(dict.fromkeys(kinds))
+
+    def _controls_memory(self, mount_point: str) -> bool:
+        return "memory" in self._text(f"{mount_point.lstrip('/')}/cgroup.controllers").split()
+
+    def _text(self, path: str) -> str:
+        try:
+            return (self.root / path).read_text()
+        except OSError:
+            return ""
+
+
+def limit_text(budget: Budget) -> str:
+    """`17.4 GiB (memory available)`."""
+    return f"{size_text(budget.bytes)} ({budget.limit})"

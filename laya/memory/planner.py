@@ -1,0 +1,131 @@
+"""Owns: deciding an engine's settings from a choice of context, sequences and KV type, and pricing them.
+
+Pure: the same facts and choice give the same bytes. It does not search (fit.py does) and knows no machine.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from laya.errors import ConfigError
+from laya.memory.engine_facts import EngineFacts
+from laya.memory.facts import ModelFacts
+from laya.memory.ggml import KV_CACHE_TYPES, kv_cache_type
+from laya.memory.shape import ModelShape
+from laya.memory.terms import Load, kv_bytes_per_token, terms_by_device
+from laya.types import AskedSettings, PlannedSettings
+
+SLOT_PADDING = 256  # llama.cpp rounds the context of a slot, or of the pool, up to this
+MAX_NUM_SEQS = 256  # llama.cpp's own limit
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What the fit may vary."""
+
+    max_num_seqs: int
+    max_seq_len: int  # tokens per sequence
+    kv_cache_dtype: str
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about a model that stays the same while settings are tried."""
+
+    id: str
+    facts: ModelFacts
+    engine: EngineFacts
+    n_cores: int
+    draft: ModelFacts | None = None
+    projector_bytes: int = 0
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.facts.shape
+
+
+def padded(tokens: int) -> int:
+    """Tokens as llama.cpp allocates them."""
+    return -(-tokens // SLOT_PADDING) * SLOT_PADDING
+
+
+def decide(model: Model, asked: AskedSettings, choice: Choice) -> PlannedSettings:
+    """Every setting of the engine for this choice."""
+    worst_case = padded(choice.max_seq_len) * choice.max_num_seqs
+    pool = asked.kv_pool_tokens
+    unified = pool is not None and padded(pool) < worst_case and choice.max_num_seqs > 1
+    slot = padded(pool) if unified and pool is not None else padded(choice.max_seq_len)
+    # An embedding is computed in one piece, so the batch must hold the longest input.
+    n_batch = choice.max_seq_len if asked.task != "chat" else min(model.engine.n_batch, slot)
+    return PlannedSettings(
+        max_seq_len=choice.max_seq_len,
+        slot_tokens=slot,
+        max_num_seqs=choice.max_num_seqs,
+        kv_cache_dtype=choice.kv_cache_dtype,
+        kv_unified=unified,
+        kv_pool_tokens=slot if unified else choice.max_seq_len * choice.max_num_seqs,
+        n_batch=n_batch,
+        n_ubatch=n_batch,
+        n_threads=asked.n_threads or model.n_cores,
+        task=asked.task,
+        mmap=asked.mmap,
+    )
+
+
+def price(model: Model, settings: PlannedSettings) -> dict[str, dict[str, int]]:
+    """Device -> term -> bytes."""
+    load = Load(
+        facts=model.facts,
+        settings=settings,
+        engine=model.engine,
+        draft=model.draft,
+        projector_bytes=model.projector_bytes,
+    )
+    return terms_by_device(load)
+
+
+def need_bytes(model: Model, asked: AskedSettings, choice: Choice) -> int:
+    """The sum of all terms on all devices."""
+    devices = price(model, decide(model, asked, choice))
+    return sum(sum(terms.values()) for terms in devices.values())
+
+
+def check_asked(model: Model, asked: AskedSettings) -> None:
+    """Raise ConfigError, naming both numbers, for settings that no machine could give."""
+    for name, least, most in (
+        ("max_seq_len", 1, None),
+        ("max_num_seqs", 1, MAX_NUM_SEQS),
+        ("kv_pool_tokens", 1, None),
+        ("n_threads", 1, None),
+    ):
+        value = getattr(asked, name)
+        if value is not None and (value < least or (most is not None and value > most)):
+            bounds = f"at least {least}" if most is None else f"between {least} and {most}"
+            raise ConfigError(f"{name} is {value}; it must be {bounds}.", param=name)
+    if asked.kv_cache_dtype is not None:
+        kv_bytes_per_token(model.facts, kv_cache_type(asked.kv_cache_dtype))
+    if asked.max_seq_len is not None:
+        _check_length(model, asked.max_seq_len)
+    if asked.kv_pool_tokens is not None and asked.kv_pool_tokens < (asked.max_seq_len or 1):
+        raise ConfigError(
+            f"kv_pool_tokens is {asked.kv_pool_tokens}, below max_seq_len {asked.max_seq_len}: no sequence could reach "
+            f"its length. Raise the one or lower the other.",
+            param="kv_pool_tokens",
+        )
+
+
+def _check_length(model: Model, max_seq_len: int) -> None:
+    shape = model.shape
+    if max_seq_len > shape.n_ctx_train and not shape.has_rope_scaling:
+        raise ConfigError(
+            f"max_seq_len {max_seq_len} is above the {shape.n_ctx_train} tokens that '{model.id}' was trained for, and "
+            f"its file has no rope scaling: the engine would stop at {shape.n_ctx_train}. Ask for that or less.",
+            param="max_seq_len",
+            max_seq_len=max_seq_len,
+            n_ctx_train=shape.n_ctx_train,
+        )
+
+
+def kv_types_for(model: Model, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Of these KV types, those whose blocks divide the model's heads."""
+    shape = model.shape
+    heads = (shape.head_dim_k, shape.head_dim_v)
+    return tuple(name for name in names if not any(width % KV_CACHE_TYPES[name].block for width in heads))

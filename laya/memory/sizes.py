@@ -1,0 +1,10 @@
+"""Owns: how this room writes bytes in sentences. Knows nothing else."""
+
+from __future__ import annotations
+
+from laya.types import GIB, MIB
+
+
+def size_text(n_bytes: int) -> str:
+    """`537 MiB`, `17.4 GiB`: three figures or so, in the unit people compare memory in."""
+    return f"{n_bytes / GIB:.1f} GiB" if n_bytes >= GIB else f"{n_bytes / MIB:.0f} MiB"
