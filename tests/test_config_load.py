@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from laya.config import Config, load_config, with_settings
+from laya.config import Config, ModelConfig, SamplingDefaults, load_config, with_settings
+from laya.config.foreign import IN_MODEL, SAMPLING, TOP_LEVEL
 from laya.errors import ConfigError
 
 ENVIRON = {"PORT": "8123", "HOST": "0.0.0.0", "SECRET": "hunter2-hunter2", "EMPTY": ""}
@@ -214,6 +216,14 @@ def test_a_wrong_file_is_one_sentence_with_its_line(text: str, expected: str) ->
 )  # fmt: skip
 def test_a_foreign_key_is_converted_in_the_message(text: str, expected: str) -> None:
     assert expected in message(text)
+
+
+def test_every_foreign_key_leads_to_a_key_of_ours() -> None:
+    known = {name for struct in (Config, ModelConfig, SamplingDefaults) for name in struct.__struct_fields__}
+    for name, foreign in [*IN_MODEL.items(), *TOP_LEVEL.items(), *SAMPLING.items()]:
+        assert name not in Config.__struct_fields__, f"{name} is a key of ours"
+        for key in re.findall(r"\b(\w+): ", foreign.convert("1", {})):
+            assert key in known | {"budget", "api_keys", "nothing"}, name
 
 
 @pytest.mark.parametrize(

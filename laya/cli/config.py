@@ -23,6 +23,7 @@ from laya.config.places import config_path
 from laya.config.reference import SCHEMA_PATH, json_schema
 from laya.config.reference import example as example_text
 from laya.config.schema import Config
+from laya.engines.arguments import check_args
 from laya.errors import ConfigError
 
 config_app = typer.Typer(help="Check, show and write config.yaml.", no_args_is_help=True)
@@ -36,6 +37,7 @@ def check(file: File = None, as_json: Json = False) -> None:
     """Say whether the configuration is right, or what is wrong in which line."""
     try:
         document, config = _load(file)
+        _check_engine_arguments(config)
     except ConfigError as error:
         if not as_json:
             raise
@@ -94,6 +96,15 @@ def _load(file: Path | None) -> tuple[Document | None, Config]:
         return None, Config()
     document = read_document(found, os.environ)
     return document, config_from(document)
+
+
+def _check_engine_arguments(config: Config) -> None:
+    """What the engine would refuse at the load is refused now."""
+    for name in ("", *config.models):
+        model = config.for_model(name)
+        where = f"models.{name}.args" if name else "args"
+        has_own_engine = model.engine_path is not None
+        check_args(model.args, where=where, has_draft=model.draft is not None, native_flags=has_own_engine)
 
 
 def _read_key() -> str:

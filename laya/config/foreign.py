@@ -51,7 +51,7 @@ def _negated(target: str) -> Callable[[Any, Siblings], str]:
 
 _LLAMACPP, _OLLAMA, _VLLM, _SWAP, _LITELLM = "llama.cpp", "Ollama", "vLLM", "llama-swap", "LiteLLM"
 _LOCALAI = "LocalAI"
-_PLANNED = "nothing to set: the plan decides it"
+_PLANNED = "nothing: the plan decides it"
 _PER_MODEL = "a name under `models:`, with `source:` saying where it is"
 
 IN_MODEL: dict[str, Foreign] = {
@@ -116,14 +116,14 @@ IN_MODEL: dict[str, Foreign] = {
 TOP_LEVEL: dict[str, Foreign] = {
     "model_list": Foreign(_LITELLM, _said(f"each `model_name` becomes {_PER_MODEL}")),
     "litellm_settings": Foreign(_LITELLM, _said("settings of models stand at the top level or under `models:`")),
-    "router_settings": Foreign(_LITELLM, _said("nothing to set: requests go to the least loaded engine")),
+    "router_settings": Foreign(_LITELLM, _said("nothing: requests go to the least loaded engine")),
     "general_settings": Foreign(_LITELLM, _said("server: {api_keys: [...]} for its master_key")),
-    "apikeys": Foreign(_SWAP, _said("server: {api_keys: [...]}, by hash: `laya config hash-key`")),
-    "api_key": Foreign(_VLLM, _said("server: {api_keys: [...]}, by hash: `laya config hash-key`")),
-    "startport": Foreign(_SWAP, _said("nothing to set: each engine takes a free port")),
+    "apikeys": Foreign(_SWAP, _said("server: {api_keys: [...]} (by hash; `laya config hash-key` makes one)")),
+    "api_key": Foreign(_VLLM, _said("server: {api_keys: [...]} (by hash; `laya config hash-key` makes one)")),
+    "startport": Foreign(_SWAP, _said("nothing: each engine takes a free port")),
     "macros": Foreign(_SWAP, _said("YAML anchors, or ${env.NAME} for what the environment knows")),
-    "groups": Foreign(_SWAP, _said("nothing to set: what fits in memory together runs together")),
-    "matrix": Foreign(_SWAP, _said("nothing to set: what fits in memory together runs together")),
+    "groups": Foreign(_SWAP, _said("nothing: what fits in memory together runs together")),
+    "matrix": Foreign(_SWAP, _said("nothing: what fits in memory together runs together")),
     "hooks": Foreign(_SWAP, _said("preload: true on the models to load at start")),
     "peers": Foreign(_SWAP, _said("nothing yet: remote endpoints are not served")),
     "max_loaded_models": Foreign(_OLLAMA, _said("memory: {budget: 80%} (models are counted by bytes)")),

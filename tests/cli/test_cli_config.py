@@ -42,6 +42,15 @@ def test_check_of_a_wrong_file_is_exit_code_2() -> None:
     assert json.loads(as_json.stdout)["error"]["param"] == "max_seq_len"
 
 
+def test_check_knows_the_arguments_of_the_engine() -> None:
+    Path("config.yaml").write_text("models: {m: {args: {n_ctx: 4096}}}")
+    error = runner.invoke(config_app, ["check"]).exception
+    assert isinstance(error, ConfigError)
+    assert error.message == "models.m.args.n_ctx fights the plan: use max_seq_len"
+    Path("config.yaml").write_text("args: {sampling.xtc_probability: 0.1}")
+    assert runner.invoke(config_app, ["check"]).exit_code == 0
+
+
 def test_show_is_the_effective_configuration_without_secrets() -> None:
     Path("config.yaml").write_text(
         "max_seq_len: 4096\nttl: 5m\nargs:\n  header: ${env.SECRET}\n  api_key: abc\n"
