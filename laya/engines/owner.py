@@ -1,4 +1,4 @@
-"""Owns: the state of one model's engine. One task runs every transition, so a state is never read and then acted on.
+"""Owns: the state of one model's engine. Transitions run one by one, so a state is never read and then acted on.
 
 Public methods only post events and wait for the answer. Slow work (planning, loading, draining, stopping) runs in
 tasks of its own that end by posting an event. States, and what may follow them:
@@ -74,11 +74,9 @@ class ModelOwner:
         await done
 
     async def close(self) -> None:
-        """Stop at once and for good."""
-        self._post(self._on_close)
+        """Stop at once and for good: a later demand is refused."""
+        self._closing = True
         await self.unload(0)
-        if self._task is not None:
-            self._task.cancel()
 
     def kill(self) -> None:
         """SIGKILL to the engine, if there is one; the state follows from its exit."""
@@ -100,23 +98,19 @@ class ModelOwner:
             pid=self._engine.pid if self._engine is not None else None,
             error=self.error,
             restarts=self._restarts,
-            extra={
-                "waiting": len(self._waiters),
-                "load_s": self._load_s,
-                "retry_in_s": self._back_off.wait_s(now_s),
-            },
+            extra={"waiting": len(self._waiters), "load_s": self._load_s, "retry_in_s": self._back_off.wait_s(now_s)},
         )
 
     # The run loop: the only place where a state changes.
 
     def _post(self, handler: Callable[..., None], *args: Any) -> None:
         self._events.put_nowait((handler, args))
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"engine owner {self.model_id}")
 
     async def _run(self) -> None:
-        while True:
-            handler, args = await self._events.get()
+        while not self._events.empty():
+            handler, args = self._events.get_nowait()
             try:
                 handler(*args)
             except Exception:  # a fault here must not take the other models, or the server, with it
@@ -148,9 +142,6 @@ class ModelOwner:
         else:
             self._waiters.append(waiter)
             self._begin_load()
-
-    def _on_close(self) -> None:
-        self._closing = True
 
     def _on_unload(self, done: asyncio.Future[None], deadline_s: float) -> None:
         self._unloading.append(done)

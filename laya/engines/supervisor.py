@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 30.0
 SHUTDOWN_S = 10.0
+KILLED_WAIT_S = 2.0  # for the kernel to take a killed engine down
 
 
 class Supervisor:
@@ -110,17 +111,19 @@ class Supervisor:
         return self._owner(model_id).log
 
     async def shutdown(self, deadline_s: float = SHUTDOWN_S) -> None:
-        """Stop every engine and refuse new loads. After `deadline_s` what still runs is killed and left behind."""
+        """Stop every engine and refuse new loads. After `deadline_s` what still runs is killed."""
         closing = [asyncio.ensure_future(owner.close()) for owner in self._owners.values()]
         if not closing:
             return
         _, late = await asyncio.wait(closing, timeout=deadline_s)
-        for owner in self._owners.values():
-            if late:
+        if late:
+            for owner in self._owners.values():
                 owner.kill()
-            owner.log.close()
+            _, late = await asyncio.wait(closing, timeout=KILLED_WAIT_S)
         for task in late:
             task.cancel()
+        for owner in self._owners.values():
+            owner.log.close()
         results = await asyncio.gather(*closing, return_exceptions=True)
         for error in results:
             if isinstance(error, Exception):

@@ -37,7 +37,8 @@ def make_settings() -> MakeSettings:
 
     def make(path: Path, **fields: Any) -> EngineSettings:
         planned = PlannedSettings(**{name: fields.pop(name, value) for name, value in SMALL.items()})
-        return EngineSettings(**({"model_id": "small", "path": path, "planned": planned} | fields))
+        engine: dict[str, Any] = {"model_id": "small", "path": path, "planned": planned}
+        return EngineSettings(**engine | fields)
 
     return make
 

@@ -45,7 +45,7 @@ def test_own_server_gets_the_plan_as_flags(
         assert answer["chat"]["model"] == "small"
         assert process.address is not None
         assert answer["environment"]["LLAMA_API_KEY"] == process.address.api_key
-        assert process.address.api_key not in Path(f"/proc/{process.pid}/cmdline").read_text()
+        assert str(process.address.api_key) not in Path(f"/proc/{process.pid}/cmdline").read_text()
         assert process.pid is not None
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == 5
         await process.stop()
@@ -58,7 +58,7 @@ def test_own_server_that_knows_a_flag_not_fails_in_its_words(
     make_settings: MakeSettings, some_gguf: Path, llama_server: Path, log: EngineLog
 ) -> None:
     settings = make_settings(some_gguf, engine_path=llama_server, args={"nonsense": 1})
-    with pytest.raises(EngineFailed, match="invalid argument: .*--nonsense"):
+    with pytest.raises(EngineFailed, match=r"invalid argument: .*--nonsense"):
         uvloop.run(EngineProcess(settings, log).start())
 
 
@@ -122,9 +122,8 @@ def test_what_the_server_started_ends_with_it(
         await process.stop()
         loop = asyncio.get_running_loop()
         gone: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(sleeper, lambda: gone.done() or gone.set_result(None))
+        loop.add_reader(sleeper, lambda: (loop.remove_reader(sleeper), gone.set_result(None)))
         await gone
-        loop.remove_reader(sleeper)
         os.close(sleeper)
 
     uvloop.run(scenario())

@@ -110,7 +110,7 @@ def test_chat_template_comes_after_jinja(everything: EngineSettings) -> None:
 def test_missing_file_is_named(make_settings: MakeSettings, some_gguf: Path, tmp_path: Path, field: str) -> None:
     missing = tmp_path / "missing.gguf"
     settings = make_settings(some_gguf, **{field: (missing,) if field == "lora" else missing})
-    with pytest.raises(BadModelFile, match="missing.gguf does not exist"):
+    with pytest.raises(BadModelFile, match=r"missing\.gguf does not exist"):
         settings.check()
 
 

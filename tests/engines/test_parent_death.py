@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +27,8 @@ async def main(path, engine_path):
         n_batch=128, n_ubatch=128, n_threads=1, task="chat", mmap=True,
     )
     own = Path(engine_path) if engine_path else None
-    process = EngineProcess(EngineSettings(model_id="m", path=Path(path), planned=planned, engine_path=own), EngineLog())
+    settings = EngineSettings(model_id="m", path=Path(path), planned=planned, engine_path=own)
+    process = EngineProcess(settings, EngineLog())
     await process.start()
     print(process.pid, flush=True)
     await process.wait_exit()
@@ -45,6 +48,8 @@ def dies_with_its_parent(path: Path, engine_path: str) -> bool:
         poll.register(engine, select.POLLIN)
         return bool(poll.poll(WAIT_MS))
     finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(engine, signal.SIGKILL)
         os.close(engine)
         parent.stdout.close()
 
@@ -61,6 +66,10 @@ def test_killed_parent_takes_the_own_server_with_it(some_gguf: Path, llama_serve
 def test_child_of_another_parent_refuses_to_run(some_gguf: Path) -> None:
     document = '{"parent_pid": 1, "nice": 0, "oom_score_adj": 0, "command": ["/bin/echo", "ran"], "environment": {}}'
     child = subprocess.run(
-        [sys.executable, "-m", "laya.engines.llamacpp_child"], input=document, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "laya.engines.llamacpp_child"],
+        input=document,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (child.returncode, child.stdout, child.stderr) == (1, "", "")
