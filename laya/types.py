@@ -132,6 +132,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float
     plan: Plan | None = None
     measured_bytes: int | None = None  # peak resident bytes of the child
+    anonymous_bytes: int = 0  # what it holds now that the kernel can't drop
     pid: int | None = None
     error: str | None = None
     restarts: int = 0

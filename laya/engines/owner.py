@@ -98,6 +98,7 @@ class ModelOwner:
             pid=self._engine.pid if self._engine is not None else None,
             error=self.error,
             restarts=self._restarts,
+            anonymous_bytes=reading.anonymous_bytes if reading is not None else 0,
             extra={"waiting": len(self._waiters), "load_s": self._load_s, "retry_in_s": self._back_off.wait_s(now_s)},
         )
 

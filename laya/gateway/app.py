@@ -30,6 +30,7 @@ Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
 _OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
+FOLLOW_FROM_LINES = 20
 _STARTED_UNIX_S = int(time.time())
 
 
@@ -72,9 +73,7 @@ class Desk:
     def __init__(self, fleet: Fleet, stats: GatewayStats) -> None:
         self._fleet = fleet
         self._registry = CollectorRegistry()
-        self._registry.register(
-            LayaCollector(stats, fleet.statuses, lambda: fleet.budget().bytes, fleet.kv_tokens)
-        )
+        self._registry.register(LayaCollector(stats, fleet.statuses, lambda: fleet.budget().bytes, fleet.kv_tokens))
         self._stats = stats
         self.preloads_pending = 0
 
@@ -170,8 +169,8 @@ class Desk:
             raise InvalidRequest(f"'follow' is '{follow}': expected true or false.", param="follow")
         logs = self._fleet.supervisor.logs(endpoint.model_id)
         if follow in ("true", "1"):
-            return StreamingResponse(_lines(logs.follow()), media_type="text/plain; charset=utf-8")
-        return Response("".join(line + "\n" for line in logs.lines()), media_type="text/plain; charset=utf-8")
+            return StreamingResponse(_lines(logs.follow(FOLLOW_FROM_LINES)), media_type="text/plain; charset=utf-8")
+        return Response("".join(line + "\n" for line in logs.tail()), media_type="text/plain; charset=utf-8")
 
 
 async def _lines(lines: AsyncIterator[str]) -> AsyncIterator[str]:

@@ -75,7 +75,9 @@ class Assembler:
     def add(self, event: dict[str, Any]) -> None:
         """One event. Progress and usage events carry no choice text and only leave their timings."""
         if not self.meta:
-            self.meta = {name: event[name] for name in ("id", "created", "model", "system_fingerprint") if name in event}
+            self.meta = {
+                name: event[name] for name in ("id", "created", "model", "system_fingerprint") if name in event
+            }
         if timings := event.get("timings"):
             self.timings = timings
         if "prompt_progress" in event:

@@ -187,7 +187,9 @@ def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
 
 def _check_messages(messages: list[MessageHead]) -> None:
     for index, message in enumerate(messages):
-        if message.content is None and (message.role != "assistant" or not (message.tool_calls or message.function_call)):
+        if message.content is None and (
+            message.role != "assistant" or not (message.tool_calls or message.function_call)
+        ):
             raise InvalidRequest(
                 f"messages[{index}] with role '{message.role}' has no content.", param=f"messages[{index}].content"
             )

@@ -8,6 +8,7 @@ outcome passes. A refusal is an outcome and is never tried again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from laya.errors import (
     EngineFailed,
     InvalidRequest,
     LayaError,
-    ModelNotFound,
     NotSupported,
 )
 from laya.gateway.body import ChatHead, CompletionHead, EmbeddingHead, ParsedBody, RequestHead, RerankHead, parse_body
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from laya.metrics import GatewayStats
     from laya.routing import RequestRouter
 
-_ENGINE_PATHS = {
-    EndpointKind.CHAT: "/v1/chat/completions",
-    EndpointKind.COMPLETION: "/v1/completions",
-    EndpointKind.EMBEDDING: "/v1/embeddings",
-    EndpointKind.RERANK: "/v1/rerank",
+logger = logging.getLogger(__name__)
+MOST_TOKENS = 2**32 - 1  # what the routing feature holds
+_ENGINE_STARTS = {
+    EndpointKind.CHAT: b"POST /v1/chat/completions",
+    EndpointKind.COMPLETION: b"POST /v1/completions",
+    EndpointKind.EMBEDDING: b"POST /v1/embeddings",
+    EndpointKind.RERANK: b"POST /v1/rerank",
 }
 _KIND_NAMES = {kind: kind.name.lower() for kind in EndpointKind}
 _TASK_OF = {
@@ -62,9 +64,7 @@ class Dispatcher:
         self.stats = stats
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def arrive(
-        self, exchange: Exchange, authorization: bytes | None, headers: list[tuple[bytes, bytes]]
-    ) -> None:
+    def arrive(self, exchange: Exchange, authorization: bytes | None, headers: list[tuple[bytes, bytes]]) -> None:
         """A head was read on an inference path. What it already tells to be refused never reads its body."""
         self.stats.arrivals += 1
         self.stats.in_flight += 1
@@ -84,13 +84,20 @@ class Dispatcher:
             self._admit(exchange, endpoint)  # 3 admit
         except LayaError as error:
             exchange.fail(error)
+        except Exception as error:
+            self._fail_unforeseen(exchange, error)
+
+    def _fail_unforeseen(self, exchange: Exchange, error: Exception) -> None:
+        """A fault of Laya's own: one request fails and says so, the log has the rest."""
+        logger.error("request %s failed", exchange.request_id.decode("latin-1"), exc_info=error)
+        exchange.fail(LayaError("Laya failed on this request; its log says why."))
 
     # 2 route
     def _route(self, exchange: Exchange, parsed: ParsedBody) -> Endpoint:
         name = exchange.header_model or parsed.head.model
         if name is None:
             raise InvalidRequest(f"'model' is missing. This server has: {self.fleet.names_text()}.", param="model")
-        tokens = parsed.prompt_bound_tokens + (parsed.max_tokens or 0)
+        tokens = min((parsed.prompt_bound_tokens + (parsed.max_tokens or 0)) * parsed.n_seqs, MOST_TOKENS)
         start_s = time.perf_counter()
         index = self._choose(name, exchange, parsed, tokens)
         self.stats.route.observe(time.perf_counter() - start_s)
@@ -199,6 +206,8 @@ class Dispatcher:
             exchange.fail(error)
         except OSError as error:
             exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' could not count the prompt: {error}"))
+        except Exception as error:
+            self._fail_unforeseen(exchange, error)
 
     async def _count_tokens(self, endpoint: Endpoint, parsed: ParsedBody) -> int:
         """Exact prompt tokens of one sequence (of the longest, where there are several prompts)."""
@@ -286,7 +295,7 @@ class Dispatcher:
             exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' has just stopped."))
             return
         exchange.connection = connection
-        request = pool.request_bytes("POST", _ENGINE_PATHS[exchange.kind], exchange.upstream_body)
+        request = pool.request_bytes(_ENGINE_STARTS[exchange.kind], exchange.upstream_body)
         connection.send(request, relay_for(exchange))
         if not exchange.deadline_s:  # it went straight through: what it took here is Laya's own time
             self.stats.added.observe(time.monotonic() - exchange.read_s)

@@ -6,6 +6,7 @@ request is chosen for it nor how an engine is started.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from laya.types import EngineAddress, Plan, PlannedSettings
 if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
 
+DRAIN_LOOK_EVERY_S = 0.05
 _SMOOTHING = 0.2  # weight of the newest request in the running mean of service times
 
 
@@ -63,6 +65,11 @@ class Endpoint:
         if self.pool is not None:
             self.pool.close()
         self.pool = self.planned = self.admission = None
+
+    async def drained(self) -> None:
+        """Return when no request is in flight; whoever waits for that sets the deadline."""
+        while self.live:
+            await asyncio.sleep(DRAIN_LOOK_EVERY_S)
 
     # 3 admit
     def try_reserve(self, exchange: Exchange) -> bool:

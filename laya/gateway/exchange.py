@@ -46,92 +46,55 @@ class _Bell:
 class Exchange:
     """One request. Times are seconds of the monotonic clock."""
 
-    __slots__ = (
-        "admission",
-        "arrived_s",
-        "body",
-        "body_complete",
-        "chunked",
-        "connection",
-        "deadline_s",
-        "disconnected",
-        "dispatcher",
-        "early_error",
-        "endpoint",
-        "expects_continue",
-        "extra_headers",
-        "first_token_s",
-        "head_sent",
-        "header_model",
-        "header_session",
-        "keep_alive",
-        "kind",
-        "key_name",
-        "message_event",
-        "n_tokens_out",
-        "outcome",
-        "parsed",
-        "prefill_done",
-        "prefill_total",
-        "prompt_tokens",
-        "protocol",
-        "read_s",
-        "request_id",
-        "reserved_seqs",
-        "reserved_tokens",
-        "response_complete",
-        "routed_seqs",
-        "routed_tokens",
-        "sent_s",
-        "started",
-        "upstream_body",
-        "upstream_paused",
-    )
+    # Defaults stand on the class: a request sets what differs, and most never touch most of these.
+    # request
+    body: bytes | bytearray = b""
+    body_complete = False
+    expects_continue = False
+    header_model: str | None = None
+    header_session: str | None = None
+    key_name: str | None = None
+    request_id = b""
+    early_error: LayaError | None = None  # what the head alone tells to be refused
+    parsed: ParsedBody | None = None
+    prompt_tokens: int | None = None  # exact, where it was counted
+    # where it is
+    endpoint: Endpoint | None = None
+    connection: UpstreamConnection | None = None
+    upstream_body = b""
+    admission: Admission | None = None  # where its reservation is held
+    reserved_seqs = 0
+    reserved_tokens = 0
+    routed_seqs = 0
+    routed_tokens = 0
+    deadline_s = 0.0  # in the queue
+    read_s = 0.0  # its body was complete
+    sent_s = 0.0  # it went to the engine
+    first_token_s = 0.0
+    prefill_done = 0
+    prefill_total = 0
+    n_tokens_out = 0
+    upstream_paused = False
+    # response
+    started = False
+    head_sent = False
+    outcome: Outcome | None = None
+    # what uvicorn reads of a cycle
+    response_complete = False
+    disconnected = False
+    message_event = _Bell()
 
-    def __init__(self, protocol: LayaProtocol, dispatcher: Dispatcher, kind: EndpointKind, *, http_1_0: bool) -> None:
+    def __init__(
+        self, protocol: LayaProtocol, dispatcher: Dispatcher, kind: EndpointKind, *, http_1_0: bool, keep_alive: bool
+    ) -> None:
         self.protocol = protocol
         self.dispatcher = dispatcher
         self.kind = kind
         self.arrived_s = time.monotonic()
-        # request
-        self.body: bytes | bytearray = b""
-        self.body_complete = False
-        self.expects_continue = False
-        self.header_model: str | None = None
-        self.header_session: str | None = None
-        self.key_name: str | None = None
-        self.request_id = b""
-        self.early_error: LayaError | None = None
-        self.parsed: ParsedBody | None = None
-        self.prompt_tokens: int | None = None  # exact, where it was counted
-        # where it is
-        self.endpoint: Endpoint | None = None
-        self.connection: UpstreamConnection | None = None
-        self.upstream_body = b""
-        self.admission: Admission | None = None  # where its reservation is held
-        self.reserved_seqs = 0
-        self.reserved_tokens = 0
-        self.routed_seqs = 0
-        self.routed_tokens = 0
-        self.deadline_s = 0.0  # in the queue
-        self.read_s = 0.0  # its body was complete
-        self.sent_s = 0.0  # it went to the engine
-        self.first_token_s = 0.0
-        self.prefill_done = 0
-        self.prefill_total = 0
-        self.n_tokens_out = 0
-        self.upstream_paused = False
-        # response
-        self.started = False
-        self.head_sent = False
         self.chunked = not http_1_0
+        self.keep_alive = keep_alive
         self.extra_headers: list[bytes] = []
-        self.outcome: Outcome | None = None
-        # what uvicorn reads of a cycle
-        self.keep_alive = True
-        self.response_complete = False
-        self.disconnected = False
-        self.message_event = _Bell()
+        self._unsent: list[bytes] = []  # a head that waits for the first bytes of its body
 
     def read_head(self, headers: list[tuple[bytes, bytes]], body_limit_bytes: int) -> bytes | None:
         """Keep what matters of the request's head; gives the Authorization header."""
@@ -210,14 +173,14 @@ class Exchange:
         self.finish(outcome)
 
     def start_raw(self, status: int, content_type: bytes, content_length: bytes | None) -> None:
-        """The head of an answer that is relayed as it comes."""
+        """The head of an answer that is relayed as it comes; it is sent with the first bytes."""
         parts = self._head(status, b"content-type: " + content_type + b"\r\n")
         if content_length is not None:
             self.chunked = False
             parts.append(b"content-length: " + content_length + b"\r\n\r\n")
         else:
             parts.append(self._framing())
-        self.protocol.transport.write(b"".join(parts))
+        self._unsent = parts
 
     def _framing(self) -> bytes:
         if self.chunked:
@@ -225,24 +188,30 @@ class Exchange:
         self.keep_alive = False  # HTTP/1.0: the end of the connection is the end of the answer
         return b"\r\n"
 
-    def write(self, data: bytes) -> None:
-        """A piece of a streamed answer; its head goes first when this is the first piece."""
-        parts = []
+    def _pieces(self, data: bytes) -> list[bytes]:
+        """A piece of the answer as it goes on the wire, behind the head where that is still to come."""
+        parts, self._unsent = self._unsent, []
         if not self.head_sent:
             parts = self._head(200, _SSE_HEAD)
             parts.append(self._framing())
-        if self.chunked:
-            parts += (b"%x\r\n" % len(data), data, b"\r\n")
-        else:
+        if not self.chunked:
             parts.append(data)
-        self.protocol.transport.write(b"".join(parts))
+        elif data:
+            parts += (b"%x\r\n" % len(data), data, b"\r\n")
+        return parts
+
+    def write(self, data: bytes) -> None:
+        """A piece of an answer that is relayed as it comes."""
+        self.protocol.transport.write(b"".join(self._pieces(data)))
 
     def end(self, data: bytes, outcome: Outcome) -> None:
-        """The last piece of a streamed answer."""
-        if data:
-            self.write(data)
+        """The last piece of such an answer."""
+        parts = self._pieces(data)
         if self.chunked:
-            self.protocol.transport.write(b"0\r\n\r\n")
+            parts.append(b"0\r\n\r\n")
+        last = b"".join(parts)
+        if last:
+            self.protocol.transport.write(last)
         self.finish(outcome)
 
     def fail(self, error: LayaError) -> None:

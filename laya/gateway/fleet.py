@@ -67,7 +67,7 @@ class Fleet:
             self._register_configured(model_id)
         for file in available(models_dir=self._models_dir, home=self.home):
             if file.id not in self._by_name:
-                self._register(file, self.config.for_model(file.id))
+                self.register(file, self.config.for_model(file.id))
 
     @property
     def _models_dir(self) -> Path:
@@ -80,12 +80,12 @@ class Fleet:
         except LayaError as error:
             raise ConfigError(f"models.{model_id}: {error.message}") from error
         file = msgspec.structs.replace(file, id=model_id, aliases=(*settings.aliases, *self._free_names(file)))
-        return self._register(file, settings)
+        return self.register(file, settings)
 
     def _free_names(self, file: ModelFile) -> tuple[str, ...]:
         return tuple(name for name in (file.id, *file.aliases) if name not in self._by_name)
 
-    def _register(self, file: ModelFile, settings: ResolvedModel) -> Endpoint:
+    def register(self, file: ModelFile, settings: ResolvedModel) -> Endpoint:
         index = self.router.add_endpoint()
         settings = msgspec.structs.replace(settings, id=file.id)
         endpoint = Endpoint(index, settings, self.stats.model(file.id))
@@ -97,7 +97,11 @@ class Fleet:
         self.router.set_model(file.id, [index], aliases=[name for name in names if name != file.id])
         self.router.set_eligible(index, True)
         self.supervisor.register(
-            file.id, lambda: self._prepare(endpoint), on_gone=lambda: self.ledger.release(endpoint.model_id)
+            file.id,
+            lambda: self._prepare(endpoint),
+            lambda: self.ledger.release(endpoint.model_id),
+            task=settings.task,
+            drained=endpoint.drained,
         )
         return endpoint
 
@@ -121,7 +125,7 @@ class Fleet:
             raise ModelNotFound(name, self._by_name) from None
         known = self._by_name.get(file.id)
         if known is None:
-            known = self._register(file, self.config.for_model(file.id))
+            known = self.register(file, self.config.for_model(file.id))
         if name not in self._by_name:
             self._learn_name(known, name)
         return known
@@ -153,17 +157,14 @@ class Fleet:
         start_s = time.monotonic()
         address = await self.supervisor.ensure_ready(endpoint.model_id)
         if endpoint.pool is None:
-            self._open(endpoint, address)
+            self.open(endpoint, address)
         endpoint.mean_load_s = max(0.5, time.monotonic() - start_s)
         return address
 
     async def unload(self, endpoint: Endpoint, deadline_s: float = DRAIN_DEADLINE_S) -> None:
         """Let what runs finish within the deadline, then stop the engine. New requests wait for the next load."""
         endpoint.close()
-        until_s = time.monotonic() + deadline_s
-        while endpoint.live and time.monotonic() < until_s:
-            await asyncio.sleep(0.05)
-        await self.supervisor.unload(endpoint.model_id)
+        await self.supervisor.unload(endpoint.model_id, deadline_s)
         if endpoint.queue:
             self.wake(endpoint)
 
@@ -235,20 +236,20 @@ class Fleet:
         return msgspec.structs.replace(budget, bytes=max(0, budget.bytes - self.ledger.reserved("cpu")))
 
     def _held_bytes(self) -> int:
-        """Memory that our own children hold now: it is in the budget and in their plans, so it counts once."""
-        return sum(status.measured_bytes or 0 for status in self.supervisor.status())
+        """Anonymous memory of our own children: used now, but promised by their plans, so it is in the budget."""
+        return sum(status.anonymous_bytes for status in self.supervisor.status())
 
     # what engines do
     def _engine_changed(self, model_id: str, state: ModelState, address: EngineAddress | None) -> None:
         endpoint = self._by_name[model_id]
         if state == "ready" and address is not None:
-            self._open(endpoint, address)
+            self.open(endpoint, address)
             return
         endpoint.close()
         if state == "failed" and endpoint.queue:
             self.wake(endpoint)
 
-    def _open(self, endpoint: Endpoint, address: EngineAddress) -> None:
+    def open(self, endpoint: Endpoint, address: EngineAddress) -> None:
         plan = self.plans[endpoint.model_id]
         template = endpoint.settings.chat_template or self.files[endpoint.model_id].chat_template or ""
         endpoint.open(address, plan, template_bytes=max(len(template.encode()), 1024))

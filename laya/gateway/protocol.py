@@ -1,7 +1,7 @@
 """Owns: a client's connection: which requests take the hot path, deadlines, limits, pipelining, back-pressure.
 
 The hot endpoints become an `Exchange` and never an ASGI task; everything else is uvicorn's own business, on the same
-socket. Deadlines are plain attributes that one sweep per server compares with the clock, so that a request arms no timer.
+socket. Deadlines are plain attributes that one sweep per server compares with the clock: a request arms no timer.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class LayaProtocol(HttpToolsProtocol):
 
     dispatcher: ClassVar[Dispatcher]
     limits: ClassVar[Limits]
+    cycle: Any  # the newest request: an Exchange, or uvicorn's own cycle
+    pipeline: Any  # (cycle, app) of requests that wait for their turn
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -87,7 +89,7 @@ class LayaProtocol(HttpToolsProtocol):
             self._give_up(bad_http(f"its head is larger than {HEAD_LIMIT_BYTES} bytes"), status=431)
 
     def _give_up(self, error: LayaError, status: int = 400) -> None:
-        """No request can be read here any more. An answer that is on its way is finished; nothing is written into it."""
+        """No request can be read here any more. An answer that is on its way is finished first, untouched."""
         self._broken = True
         newest = self.cycle
         if isinstance(newest, Exchange) and not newest.response_complete and not newest.body_complete:
@@ -110,7 +112,8 @@ class LayaProtocol(HttpToolsProtocol):
 
     # parser callbacks
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
         self._head_open = True
         self._head_bytes = 0
         if self._deadline_of != "head":
@@ -121,20 +124,32 @@ class LayaProtocol(HttpToolsProtocol):
         self._set_deadline("body", self.limits.body_timeout_s)
         kind = HOT_PATHS.get(self.url.partition(b"?")[0]) if self.parser.get_method() == b"POST" else None
         if kind is None:
-            super().on_headers_complete()
+            self._hand_over()
             return
         version = self.parser.get_http_version()
-        exchange = Exchange(self, self.dispatcher, kind, http_1_0=version == "1.0")
-        exchange.keep_alive = version != "1.0" and self.parser.should_keep_alive()
+        keep_alive = version != "1.0" and self.parser.should_keep_alive()
+        exchange = Exchange(self, self.dispatcher, kind, http_1_0=version == "1.0", keep_alive=keep_alive)
         authorization = exchange.read_head(self.headers, self.limits.max_body_bytes)
-        previous, self.cycle = self.cycle, exchange  # type: ignore[assignment]
+        previous, self.cycle = self.cycle, exchange
         self.dispatcher.arrive(exchange, authorization, self.headers)
         if previous is None or previous.response_complete:
             self._active = exchange
             exchange.start()
         else:
             self.flow.pause_reading()
-            self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
+            self.pipeline.appendleft((exchange, self.app))
+
+    def _hand_over(self) -> None:
+        """Not for the hot path: uvicorn's own way, from the head on."""
+        url, headers = self.url, self.headers
+        super().on_message_begin()
+        super().on_url(url)
+        for name, value in headers:
+            super().on_header(name, value)
+        super().on_headers_complete()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
 
     def on_body(self, body: bytes) -> None:
         cycle = self.cycle

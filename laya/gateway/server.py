@@ -1,7 +1,7 @@
 """Owns: the life of `laya serve`: its socket, its loop, what starts first, what a signal ends, what is swept.
 
-One process, one uvloop, one port. Models are loaded after the socket is open: `/health` answers at once, `/ready` when the
-models that were asked for are there.
+One process, one uvloop, one port. Models are loaded after the socket is open: `/health` answers at once, `/ready` when
+the models that were asked for are there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GRACE_S = 30  # how long answers that are on their way may go on after the first
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with our signals: the first stops admitting and finishes what runs, a second one ends at once."""
+    """uvicorn's server with our signals: the first lets finish what runs, a second one ends at once."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
@@ -78,7 +78,8 @@ def _port_owner(port: int) -> str:
     """' by NAME (pid N)', as far as this user may see it."""
     try:
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr
+            if listens and connection.laddr[1] == port and connection.pid:
                 return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
     except psutil.Error:
         return ""
@@ -88,17 +89,17 @@ def _port_owner(port: int) -> str:
 class Gateway:
     """Everything of one running server, wired."""
 
-    def __init__(self, config: Config, *, home: Path, machine: Machine | None = None) -> None:
+    def __init__(self, config: Config, *, home: Path, supervisor: Supervisor | None = None) -> None:
         self.stats = GatewayStats()
         self.router = RequestRouter()
-        self.supervisor = Supervisor(logs_dir=home / "logs")
+        self.supervisor = supervisor or Supervisor(logs_dir=home / "logs")
         self.fleet = Fleet(
             config,
             home=home,
             router=self.router,
             stats=self.stats,
             supervisor=self.supervisor,
-            machine=machine or Machine(),
+            machine=Machine(),
         )
         self.config = config
         self.keys = KeyRing([(key.name, key.sha256) for key in config.server.api_keys], config.server.cors_origins)
@@ -118,7 +119,7 @@ class Gateway:
         return type("Connection", (LayaProtocol,), {"dispatcher": self.dispatcher, "limits": limits})
 
 
-async def _sweep(server: uvicorn.Server, gateway: Gateway) -> None:
+async def sweep(server: uvicorn.Server, gateway: Gateway) -> None:
     while True:
         await asyncio.sleep(SWEEP_EVERY_S)
         now_s = time.monotonic()
@@ -136,7 +137,7 @@ def run(
     on_loaded: Callable[[Gateway, Endpoint], None],
     on_ready: Callable[[Gateway], None],
 ) -> int:
-    """Serve until a signal. `preload` models must load or the server ends with what refused them. Gives the exit code."""
+    """Serve until a signal; gives the exit code. Raises what refused a model of `preload`."""
     gateway = Gateway(config, home=home)
     gateway.fleet.scan()
     wanted = [gateway.fleet.find(name) for name in preload]
@@ -157,7 +158,7 @@ def run(
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         gateway.desk.preloads_pending = len(wanted)
-        tasks = [asyncio.create_task(_sweep(server, gateway)), asyncio.create_task(load_all())]
+        tasks = [asyncio.create_task(sweep(server, gateway)), asyncio.create_task(load_all())]
         try:
             yield
         finally:
@@ -165,14 +166,14 @@ def run(
                 task.cancel()
             await gateway.supervisor.shutdown()
 
-    server = Server(_uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, lifespan)))
+    server = Server(uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, lifespan)))
     server.run(sockets=[sock])
     if failure:
         raise failure[0]
     return 0
 
 
-def _uvicorn_config(gateway: Gateway, app: Any) -> uvicorn.Config:
+def uvicorn_config(gateway: Gateway, app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=gateway.protocol(),

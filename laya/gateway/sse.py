@@ -1,8 +1,8 @@
-"""Owns: an engine's server-sent events: which bytes are passed on as they are, which are Laya's own, what the end says.
+"""Owns: an engine's server-sent events: what is passed on as it is, what is Laya's own, what the end says.
 
-From the first token on, bytes go through unparsed unless a mark says that an event in them is not for the client: prefill
-progress, usage (always asked for, often not by the client), errors, the end. A mark is a JSON key with its quotes, which
-cannot occur inside a JSON string, where quotes are escaped. Pure: bytes in, bytes out.
+From the first token on, bytes go through unparsed unless a mark says that an event in them is not for the client:
+prefill progress, usage (always asked for, often not by the client), errors, the end. A mark is a JSON key with its
+quotes, which cannot occur inside a JSON string, where quotes are escaped. Pure: bytes in, bytes out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from laya.gateway.assemble import UsageSum, completion_logprobs, encode
 
-_MARK = re.compile(rb'"prompt_progress":|"usage":\{|"error":|data: null|data: \[DONE\]')
+_MARK = re.compile(rb'"prompt_progress"|"usage"\s*:\s*\{|"error"\s*:|data: null|data: \[DONE\]')
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 DONE = b"data: [DONE]\n\n"
 

@@ -7,14 +7,16 @@ retired before. Knows HTTP/1.1, and nothing of models, tokens or events.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 
 from laya.types import EngineAddress
 
+logger = logging.getLogger(__name__)
 IDLE_LIMIT_S = 4.0
 USES_LIMIT = 90
 HIGH_WATER_BYTES = 256 * 1024
@@ -74,13 +76,16 @@ class UpstreamConnection(asyncio.Protocol):
 
     # asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._got_bytes = True
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            logger.error("relaying an answer failed", exc_info=error.__context__ or error)
+            self._break("Laya could not relay its answer")
+            self.abort()
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._break(f"it sent what is not HTTP ({error})")
             self.abort()
@@ -124,10 +129,12 @@ class UpstreamPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         key = f"authorization: Bearer {address.api_key}\r\n" if address.api_key else ""
-        self._head = f"host: {address.host}:{address.port}\r\n{key}content-type: application/json\r\ncontent-length: "
+        head = f"host: {address.host}:{address.port}\r\n{key}content-type: application/json\r\ncontent-length: "
+        self._head = head.encode()
 
-    def request_bytes(self, method: str, path: str, body: bytes) -> bytes:
-        return b"%b%d\r\n\r\n%b" % (f"{method} {path} HTTP/1.1\r\n{self._head}".encode(), len(body), body)
+    def request_bytes(self, start: bytes, body: bytes) -> bytes:
+        """`start` is method and path, e.g. b"POST /tokenize"."""
+        return b"%b HTTP/1.1\r\n%b%d\r\n\r\n%b" % (start, self._head, len(body), body)
 
     def take(self) -> UpstreamConnection | None:
         """A kept connection that is still good, or None: then `connect`."""
@@ -180,7 +187,7 @@ class UpstreamPool:
             _, connection = await asyncio.get_running_loop().create_connection(
                 lambda: UpstreamConnection(self), self.address.host, self.address.port
             )
-        connection.send(self.request_bytes(method, path, body), collector)
+        connection.send(self.request_bytes(f"{method} {path}".encode(), body), collector)
         try:
             return await asyncio.wait_for(future, deadline_s)
         except (asyncio.TimeoutError, asyncio.CancelledError) as error:

@@ -1,0 +1,115 @@
+"""Owns: an engine that thinks nothing: fixed answers as fast as Python can send them, to measure what stands before it.
+
+Speaks as much of llama.cpp's HTTP as a gateway needs: whole answers, streams of `--chunks` events with prefill progress
+and usage, token counts. Prints its address. Run: `python -m laya.bench.stub_engine --chunks 64`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import Any
+
+import httptools
+import uvloop
+
+_META: dict[str, Any] = {"id": "chatcmpl-stub", "created": 1, "model": "stub", "system_fingerprint": "stub"}
+_USAGE = {"prompt_tokens": 9, "completion_tokens": 64, "total_tokens": 73}
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    data = b"data: " + json.dumps(_META | {"object": "chat.completion.chunk"} | body).encode() + b"\n\n"
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _choice(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+
+def whole_answer() -> bytes:
+    message = {"role": "assistant", "content": "The stub says hello. " * 4}
+    body = _META | {
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": _USAGE,
+    }
+    data = json.dumps(body).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
+
+
+def stream_pieces(n_chunks: int) -> list[bytes]:
+    """Head, role, chunks, finish, usage, end: each written on its own, as an engine does."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    progress = _event(
+        _choice({"role": "assistant", "content": None}) | {"prompt_progress": {"total": 9, "processed": 9}}
+    )
+    role = _event(_choice({"role": "assistant", "content": None}))
+    chunks = [_event(_choice({"content": f"word{index} "})) for index in range(n_chunks)]
+    finish = _event(_choice({}, "stop"))
+    usage = _event({"choices": [], "usage": _USAGE})
+    done = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+    return [head + progress, role, *chunks, finish, usage + done]
+
+
+class StubEngine(asyncio.Protocol):
+    """One connection."""
+
+    whole: bytes
+    stream: list[bytes]
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: Any = None
+        self._body = b""
+        self._url = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        self._body = b""
+
+    def on_url(self, url: bytes) -> None:
+        self._url = url
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        if self._url.endswith(b"input_tokens"):
+            self._transport.write(b'HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n{"input_tokens": 9}')
+        elif b'"stream":true' in self._body:
+            self._send(0)
+        else:
+            self._transport.write(self.whole)
+
+    def _send(self, index: int) -> None:
+        if self._transport.is_closing():
+            return
+        self._transport.write(self.stream[index])
+        if index + 1 < len(self.stream):
+            asyncio.get_running_loop().call_soon(self._send, index + 1)
+
+
+async def _serve(n_chunks: int, port: int) -> None:
+    StubEngine.whole = whole_answer()
+    StubEngine.stream = stream_pieces(n_chunks)
+    server = await asyncio.get_running_loop().create_server(StubEngine, "127.0.0.1", port)
+    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
+    await server.serve_forever()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--chunks", type=int, default=64)
+    parser.add_argument("--port", type=int, default=0)
+    args = parser.parse_args()
+    uvloop.run(_serve(args.chunks, args.port))
+
+
+if __name__ == "__main__":
+    main()

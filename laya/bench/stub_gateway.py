@@ -1,0 +1,99 @@
+"""Owns: the real gateway before the stub engine: every check of `laya serve` in place, with no model loaded.
+
+Only the supervisor (which would start a child) and the plan (which would read a file) are stand-ins; protocol, routing,
+admission, relay and settling are the ones that serve. Run: `python -m laya.bench.stub_gateway --engine-port N`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from laya.config import ApiKey, Config
+from laya.gateway.app import build_app
+from laya.gateway.server import Gateway, Server, listen, sweep, uvicorn_config
+from laya.types import DevicePlan, EngineAddress, ModelFile, Plan, PlannedSettings
+
+KEY = "laya-bench-key"
+
+
+def stub_plan(max_num_seqs: int) -> Plan:
+    settings = PlannedSettings(
+        max_seq_len=8192, slot_tokens=8192, max_num_seqs=max_num_seqs, kv_cache_dtype="f16", kv_unified=False,
+        kv_pool_tokens=8192 * max_num_seqs, n_batch=128, n_ubatch=128, n_threads=1, task="chat", mmap=True,
+    )  # fmt: skip
+    device = DevicePlan(device="cpu", budget_bytes=1, terms={"weights": 1}, total_bytes=1)
+    return Plan(
+        model="stub", fits=True, devices=[device], settings=settings, reasons={}, suggestions=[], verdict="stub"
+    )
+
+
+class StubSupervisor:
+    """Says that the engine is ready; it is, in a process of its own."""
+
+    def __init__(self, address: EngineAddress) -> None:
+        self._address = address
+
+    def on_state(self, listener: Any) -> None:
+        return
+
+    def register(self, model_id: str, factory: Any, release: Any, **more: Any) -> None:
+        return
+
+    async def ensure_ready(self, model_id: str) -> EngineAddress:
+        return self._address
+
+    def status(self) -> list[Any]:
+        return []
+
+    async def shutdown(self) -> None:
+        return
+
+
+def build(engine_port: int, *, cancels_whole: bool, max_num_seqs: int) -> Gateway:
+    """A gateway whose one model, 'stub', is served at a port of this machine."""
+    address = EngineAddress(host="127.0.0.1", port=engine_port, api_key="stub-key", cancels_whole=cancels_whole)
+    config = Config()
+    key = ApiKey(name="bench", sha256=sha256(KEY.encode()).hexdigest())
+    config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, api_keys=[key]))
+    home = Path(tempfile.mkdtemp(prefix="laya-bench-"))
+    gateway = Gateway(config, home=home, supervisor=StubSupervisor(address))  # type: ignore[arg-type]
+    file = ModelFile(id="stub", path=home, format="gguf", file_bytes=0, origin="config")
+    endpoint = gateway.fleet.register(file, config.for_model("stub"))
+    gateway.fleet.plans["stub"] = stub_plan(max_num_seqs)
+    gateway.fleet.open(endpoint, address)
+    return gateway
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine-port", type=int, required=True)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--assembled", action="store_true", help="treat the engine as llama.cpp: always stream from it")
+    args = parser.parse_args()
+    gateway = build(args.engine_port, cancels_whole=not args.assembled, max_num_seqs=args.max_num_seqs)
+    sock = listen("127.0.0.1", args.port)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        sweeping = asyncio.create_task(sweep(server, gateway))
+        print(json.dumps({"port": sock.getsockname()[1]}), flush=True)
+        yield
+        sweeping.cancel()
+
+    server = Server(uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, lifespan)))
+    server.run(sockets=[sock])
+
+
+if __name__ == "__main__":
+    main()

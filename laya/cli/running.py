@@ -1,0 +1,100 @@
+"""Owns: the verbs that ask a running server: ps, load, unload, logs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from laya.cli.client import ServerClient
+from laya.types import MIB
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Model = Annotated[str, typer.Argument(help="Model id or alias.")]
+
+
+def ps(as_json: Json = False) -> None:
+    """Show loaded models, their memory and the requests they work on."""
+    state = ServerClient().get("/admin/state")
+    if as_json:
+        print(json.dumps(state))
+        return
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column, justify in (
+        ("MODEL", "left"), ("STATE", "left"), ("PLANNED", "right"), ("MEASURED", "right"), ("CONTEXT", "right"),
+        ("RUNNING", "right"), ("QUEUED", "right"), ("IDLE", "right"), ("", "left"),
+    ):  # fmt: skip
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    shown = [model for model in state["models"] if model["state"] != "unloaded"]
+    for model in shown:
+        table.add_row(*_row(model))
+    memory = state["memory"]
+    console.print(
+        f"{memory['reserved_bytes'] / MIB:.0f} of {memory['budget_bytes'] / MIB:.0f} MiB reserved ({memory['limit']})"
+    )
+    if shown:
+        console.print(table)
+    n_unloaded = len(state["models"]) - len(shown)
+    if n_unloaded:
+        console.print(f"[dim]{n_unloaded} more can be loaded: laya list[/]")
+
+
+def _row(model: dict[str, Any]) -> list[str]:
+    plan, measured = model["plan"], model["measured_bytes"]
+    colour = {"ready": "green", "failed": "red", "degraded": "red"}.get(model["state"], "yellow")
+    settings = plan["settings"] if plan else None
+    return [
+        model["id"],
+        f"[{colour}]{model['state']}[/]",
+        f"{sum(device['total_bytes'] for device in plan['devices']) / MIB:.0f} MiB" if plan else "-",
+        f"{measured / MIB:.0f} MiB" if measured else "-",
+        f"{settings['max_num_seqs']} x {settings['max_seq_len']}" if settings else "-",
+        str(model["running"]),
+        str(model["queued"]),
+        f"{model['idle_s']:.0f} s" if model["idle_s"] is not None else "-",
+        _doing(model["requests"]) or (model["error"] or ""),
+    ]
+
+
+def _doing(requests: list[dict[str, Any]]) -> str:
+    parts = []
+    for request in requests[:4]:
+        if request.get("prompt_tokens"):
+            parts.append(f"prefill {100 * request['prefill_tokens'] // request['prompt_tokens']} %")
+        else:
+            parts.append(f"{request['phase']} {request['age_s']:.0f} s")
+    return ", ".join(parts)
+
+
+def load(model: Model, as_json: Json = False) -> None:
+    """Load a model now instead of at its first request."""
+    status = ServerClient().post(f"/admin/models/{model}/load", timeout_s=None)
+    _say(status, as_json)
+
+
+def unload(model: Model, as_json: Json = False) -> None:
+    """Unload a model and give its memory back."""
+    status = ServerClient().post(f"/admin/models/{model}/unload", timeout_s=None)
+    _say(status, as_json)
+
+
+def _say(status: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(status))
+    else:
+        print(f"{status['id']}: {status['state']}")
+
+
+def logs(
+    model: Model,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
+) -> None:
+    """Show what a model's engine wrote."""
+    for piece in ServerClient().stream_text(f"/admin/models/{model}/logs", {"follow": str(follow).lower()}):
+        sys.stdout.write(piece)
+        sys.stdout.flush()

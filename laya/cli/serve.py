@@ -1,0 +1,209 @@
+"""Owns: `laya serve` and `laya run`: settings in, a running server out, and what is printed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+import laya
+from laya.config import ApiKey, Config, load_config, parse_engine_flags, with_settings
+from laya.errors import ConfigError, LayaError
+from laya.gateway.endpoint import Endpoint
+from laya.gateway.server import Gateway, listen
+from laya.gateway.server import run as run_server
+from laya.models import home_path
+from laya.routing import NATIVE, WHY_NOT_NATIVE
+from laya.types import MIB, Plan
+
+Models = Annotated[list[str] | None, typer.Argument(help="Models to load at once; others are loaded when asked for.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Default: ./config.yaml if there is one.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on; other than loopback needs an API key.")]
+Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port (default 8000; 0: any free one).")]
+Lan = Annotated[bool, typer.Option("--lan", help="Make a key, listen on all addresses, print what to paste.")]
+Budget = Annotated[str | None, typer.Option("--memory-budget", help="Bytes engines may use in all, e.g. 8GiB or 50%.")]
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    context: typer.Context,
+    models: Models = None,
+    config_file: ConfigFile = None,
+    host: Host = None,
+    port: Port = None,
+    lan: Lan = False,
+    memory_budget: Budget = None,
+) -> None:
+    """Serve models on one port. Settings of config.yaml, vLLM and llama.cpp work as flags (--max-seq-len 8192)."""
+    console = Console(stderr=True, highlight=False)
+    names, config = _configured(context, models or [], config_file, memory_budget)
+    home = home_path()
+    config, lan_key = _with_address(config, host, port, lan, home)
+    sock = listen(config.server.host, config.server.port)
+    preload = names or [name for name in config.models if config.for_model(name).preload]
+    router = "native" if NATIVE else f"plain Python ({WHY_NOT_NATIVE})"
+    console.print(f" [dim]engine[/]        llama.cpp (xllamacpp {version('xllamacpp')}), CPU;  request router {router}")
+    raise typer.Exit(
+        run_server(
+            config,
+            home=home,
+            sock=sock,
+            preload=preload,
+            on_loaded=lambda gateway, endpoint: _say_loaded(console, gateway, endpoint),
+            on_ready=lambda gateway: _say_ready(console, gateway, sock, lan_key, preload),
+        )
+    )
+
+
+def _configured(
+    context: typer.Context, models: list[str], config_file: Path | None, memory_budget: str | None
+) -> tuple[list[str], Config]:
+    """Config file, then flags over it. Flags are for the models named, or for all when none is."""
+    config = load_config(config_file, os.environ)
+    argv = [*models, *context.args]
+    first_flag = next((index for index, word in enumerate(argv) if word.startswith("-")), len(argv))
+    names, flags = argv[:first_flag], argv[first_flag:]
+    settings = parse_engine_flags(flags)
+    for name in names or [None]:  # type: ignore[list-item]
+        config = with_settings(config, settings, name)
+    if memory_budget is not None:
+        config = msgspec.structs.replace(config, memory=msgspec.structs.replace(config.memory, budget=memory_budget))
+    return names, config
+
+
+def _with_address(
+    config: Config, host: str | None, port: int | None, lan: bool, home: Path
+) -> tuple[Config, str | None]:
+    """Where to listen, and the key made for --lan. Raises ConfigError for an open address without a key."""
+    server = config.server
+    key = None
+    if lan:
+        host = host or "0.0.0.0"
+        if not server.api_keys:
+            key = _lan_key(home)
+            made = ApiKey(name="lan", sha256=sha256(key.encode()).hexdigest())
+            server = msgspec.structs.replace(server, api_keys=[made])
+    server = msgspec.structs.replace(server, host=host or server.host, port=server.port if port is None else port)
+    if server.host not in _LOOPBACK and not server.host.startswith("127.") and not server.api_keys:
+        raise ConfigError(
+            f"Listening on {server.host} without an API key would open this machine to its network. "
+            f"`laya serve --lan` makes a key; `laya config hash-key` makes one for config.yaml."
+        )
+    return msgspec.structs.replace(config, server=server), key
+
+
+def _lan_key(home: Path) -> str:
+    """The key of --lan, kept so that clients keep working; readable by this user only."""
+    path = home / "lan_key"
+    if path.is_file():
+        return path.read_text().strip()
+    home.mkdir(parents=True, exist_ok=True)
+    key = "laya-" + secrets.token_urlsafe(24)
+    part = path.with_suffix(".part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(key + "\n")
+    part.rename(path)
+    return key
+
+
+def _say_loaded(console: Console, gateway: Gateway, endpoint: Endpoint) -> None:
+    status = next(status for status in gateway.fleet.statuses() if status.id == endpoint.model_id)
+    plan = status.plan
+    assert plan is not None
+    for device in plan.devices:
+        terms = "   ".join(f"{name} {n_bytes / MIB:.1f}" for name, n_bytes in device.terms.items() if n_bytes)
+        share = 100 * device.total_bytes / device.budget_bytes if device.budget_bytes else 0
+        console.print(f" [dim]plan[/]          {endpoint.model_id} on {device.device}: {terms}")
+        console.print(f"               = {device.total_bytes / MIB:.0f} MiB, {share:.0f} % of what is free for engines")
+    for name, reason in plan.reasons.items():
+        console.print(f"               [dim]{name} {getattr(plan.settings, name, '')}: {reason}[/]")
+    _say_measured(console, plan, status.measured_bytes, endpoint.mean_load_s)
+
+
+def _say_measured(console: Console, plan: Plan, measured_bytes: int | None, load_s: float) -> None:
+    measured = (
+        f", measured {measured_bytes / MIB:.0f} MiB of {plan.need_bytes / MIB:.0f} planned" if measured_bytes else ""
+    )
+    console.print(f" [dim]loaded[/]        in {load_s:.1f} s{measured}")
+
+
+def _say_ready(
+    console: Console, gateway: Gateway, sock: socket.socket, lan_key: str | None, preload: list[str]
+) -> None:
+    host, port = sock.getsockname()[:2]
+    shown = _lan_address() if host in ("0.0.0.0", "::") else host
+    url = f"http://{shown}:{port}"
+    model = preload[0] if preload else next((e.model_id for e in gateway.fleet.endpoints.values()), None)
+    key = lan_key or ("one of server.api_keys" if gateway.config.server.api_keys else "none needed on this machine")
+    console.print(f"\n [bold green]Laya {laya.__version__} is ready[/]   {url}")
+    console.print(f" OpenAI base URL     {url}/v1      model {json.dumps(model)}   key: {key}", soft_wrap=True)
+    if lan_key:
+        console.print(
+            f" From a container    OPENAI_BASE_URL=http://host.docker.internal:{port}/v1 OPENAI_API_KEY={lan_key}"
+        )
+    console.print(" Try                 laya chat      laya ps      laya list")
+
+
+def _lan_address() -> str:
+    """This machine's address on its network, as far as its routing table tells; no packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
+
+
+def run(
+    context: typer.Context, model: Annotated[str, typer.Argument(help="Model to pull, serve and chat with.")]
+) -> None:
+    """Pull a model if it is not here, serve it, and chat with it; the server ends with the chat."""
+    from laya.cli.chat import chat_with
+    from laya.cli.client import ServerClient
+    from laya.cli.models import ensure_pulled
+
+    ensure_pulled(model)
+    command = [sys.executable, "-m", "laya.cli", "serve", model, "--port", "0", *context.args]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        url = _wait_for_url(server)
+        chat_with(ServerClient(url=url), model)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _wait_for_url(server: subprocess.Popen[str]) -> str:
+    """Read the server's own announcement. Raises what it said when it ended instead."""
+    assert server.stderr is not None
+    said: list[str] = []
+    for line in server.stderr:
+        said.append(line)
+        if "is ready" in line:
+            _drain(server.stderr)
+            return line.split()[-1]
+    server.wait()
+    error: Any = LayaError("".join(said[-5:]).strip() or "the server ended without a word")
+    error.exit_code = server.returncode or 1
+    time.sleep(0)
+    raise error
+
+
+def _drain(pipe: Any) -> None:
+    """Nobody reads the server's words from here on, and a full pipe must not stop it."""
+    import threading
+
+    threading.Thread(target=pipe.read, daemon=True).start()
