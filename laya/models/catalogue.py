@@ -40,6 +40,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     licence: str
     parameters: int
     file_bytes: int
+    weights_type: str  # what most weights are in, as GGUF names it: "Q4_K"
     shape: Shape
     what_for: str
     bytes_exact: bool = True

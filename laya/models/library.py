@@ -60,6 +60,14 @@ class Library:
         folder = self.folder(model_id)
         return read_manifest(folder) if (folder / MANIFEST_NAME).is_file() else None
 
+    def find(self, name: str) -> Manifest:
+        """The manifest of the pulled model of this id or alias. Raises: ModelNotFound."""
+        manifests = list(self.manifests())
+        manifest = _match(name, manifests, lambda manifest: _names(self.model(manifest)))
+        if manifest is None:
+            raise ModelNotFound(name, [known for manifest in manifests for known in _names(self.model(manifest))])
+        return manifest
+
     def models(self) -> Iterator[ModelFile]:
         """Every pulled model as the other rooms know it."""
         return (self.model(manifest) for manifest in self.manifests())
@@ -187,16 +195,7 @@ def available(
 def remove(name: str, *, home: Path | None = None) -> int:
     """Remove a pulled model by id or alias. Returns the bytes freed. Raises: ModelNotFound."""
     library = Library(home)
-    return library.remove(pulled_manifest(name, library))
-
-
-def pulled_manifest(name: str, library: Library) -> Manifest:
-    """The manifest of a pulled model by id or alias. Raises: ModelNotFound."""
-    manifests = list(library.manifests())
-    manifest = _match(name, manifests, lambda manifest: _names(library.model(manifest)))
-    if manifest is None:
-        raise ModelNotFound(name, [known for manifest in manifests for known in _names(library.model(manifest))])
-    return manifest
+    return library.remove(library.find(name))
 
 
 def _names(model: ModelFile) -> tuple[str, ...]:

@@ -1,0 +1,115 @@
+"""Owns: the answer to "does it fit this machine, and at what context", for models here and for those not here yet.
+
+The meeting place of the models room, which knows files and shapes, and the memory room, which plans. Offline.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from laya.config import Config
+from laya.errors import LayaError
+from laya.memory import Budget, Machine, ModelShape, plan_before_download, plan_file
+from laya.models import CatalogueEntry, Shape, size_text
+from laya.types import AskedSettings, ModelFile, Plan, Task
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """A verdict. Without a plan `error` says why there is none."""
+
+    fits: bool | None = None
+    max_num_seqs: int | None = None
+    max_seq_len: int | None = None  # tokens per sequence
+    need_bytes: int | None = None
+    need_is: Literal["exact", "at most", "at least"] = "exact"
+    budget_bytes: int | None = None
+    suggestions: tuple[str, ...] = ()
+    error: str | None = None
+
+
+class Fitter:
+    """Plans models as `laya serve` with this configuration would, against what is free now."""
+
+    def __init__(self, config: Config, budget: Budget | None = None) -> None:
+        self.config = config
+        self.budget = budget or Machine().budget(config.memory.budget)
+
+    def file(self, model: ModelFile) -> Fit:
+        """The verdict on a model on this disk, from its header."""
+        if model.format != "gguf":
+            return Fit(error="a Hugging Face folder; the built-in engine reads GGUF")
+        try:
+            plan = plan_file(model.path, self._asked(model.id, model.task), self.budget, model_id=model.id)
+        except LayaError as error:
+            return Fit(error=error.message)
+        return _fit(plan)
+
+    def entry(self, entry: CatalogueEntry) -> Fit:
+        """The verdict on a model of the catalogue, from its shape: never too kind."""
+        asked = self._asked(entry.id, entry.task)
+        try:
+            plan = plan_before_download(
+                model_shape(entry.shape), entry.file_bytes, entry.weights_type, asked, self.budget, model_id=entry.id
+            )
+        except LayaError as error:
+            return Fit(error=error.message)
+        return _fit(plan)
+
+    def size(self, file_bytes: int) -> Fit:
+        """The verdict on a file of which only the size is known: whether its weights alone would fit."""
+        return Fit(
+            fits=file_bytes <= self.budget.bytes,
+            need_bytes=file_bytes,
+            need_is="at least",
+            budget_bytes=self.budget.bytes,
+        )
+
+    def _asked(self, model_id: str, task: Task | None) -> AskedSettings:
+        settings = self.config.for_model(model_id)
+        asked = settings.asked()
+        return asked if task is None or "task" in settings.fixed else msgspec.structs.replace(asked, task=task)
+
+
+def model_shape(shape: Shape) -> ModelShape:
+    """The catalogue's shape in the planner's terms: every layer alike."""
+    return ModelShape(
+        architecture=shape.architecture,
+        n_layer=shape.n_layer,
+        n_embd=shape.n_embd,
+        n_head=(shape.n_head,) * shape.n_layer,
+        n_head_kv=(shape.n_head_kv,) * shape.n_layer,
+        head_dim_k=shape.head_dim,
+        head_dim_v=shape.head_dim,
+        n_ff=shape.n_ff,
+        n_vocab=shape.n_vocab,
+        n_ctx_train=shape.n_ctx_train,
+        n_expert=shape.n_expert,
+        n_expert_used=shape.n_expert_used,
+        n_ff_expert=shape.n_ff_expert,
+    )
+
+
+def _fit(plan: Plan) -> Fit:
+    return Fit(
+        fits=plan.fits,
+        max_num_seqs=plan.settings.max_num_seqs,
+        max_seq_len=plan.settings.max_seq_len,
+        need_bytes=plan.need_bytes,
+        need_is="exact" if plan.exact else "at most",
+        budget_bytes=plan.budget_bytes,
+        suggestions=tuple(suggestion.flags for suggestion in plan.suggestions),
+    )
+
+
+def fit_sentence(fit: Fit) -> str:
+    """The verdict in words, with rich's colours."""
+    if fit.fits is None:
+        return f"not judged: {fit.error}"
+    bound = "" if fit.need_is == "exact" else f"{fit.need_is} "
+    needs = f"needs {bound}{size_text(fit.need_bytes or 0)} of {size_text(fit.budget_bytes or 0)}"
+    if not fit.fits:
+        return f"{needs}: [bold red]does not fit[/]"
+    context = f", {fit.max_num_seqs} x {fit.max_seq_len} tokens" if fit.max_seq_len else ""
+    return f"{needs}: [green]fits[/]{context}"

