@@ -55,7 +55,7 @@ class Fitter:
             )
         except LayaError as error:
             return Fit(error=error.message)
-        return _fit(plan)
+        return msgspec.structs.replace(_fit(plan), need_is="at most")
 
     def size(self, file_bytes: int) -> Fit:
         """The verdict on a file of which only the size is known: whether its weights alone would fit."""

@@ -175,8 +175,8 @@ def list_models(
     if as_json:
         _print_json(rows)
         return
-    # a pipe has no width of its own, and a table folded for none is of no use to grep
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    # a pipe has no width of its own: a table cut to one would be of no use to grep
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
     console.print(_table(rows))
     console.print(f"[dim]{size_text(fitter.budget.bytes)} may be used ({fitter.budget.limit}).  laya pull NAME[/]")
 
@@ -198,14 +198,10 @@ def _row(model: ModelFile | None, entry: CatalogueEntry | None, fit: Fit) -> dic
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("NAME", "SIZE", "FITS", "CONTEXT", "HERE", "FOR"):
-        table.add_column(
-            title,
-            justify="right" if title == "SIZE" else "left",
-            no_wrap=title != "NAME",
-            overflow="fold" if title == "NAME" else "ellipsis",
-        )
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=sys.stdout.isatty())
+    for title in ("NAME", "SIZE", "FITS", "CONTEXT", "HERE"):
+        table.add_column(title, justify="right" if title == "SIZE" else "left", no_wrap=True)
+    table.add_column("FOR", ratio=1, no_wrap=True, overflow="ellipsis")  # the one that gives way on a narrow screen
     for row in rows:
         context = f"{row['max_num_seqs']} x {row['max_seq_len']}" if row["fits"] else ""
         name = min(row["aliases"], key=len) if row["origin"] is None else row["id"]

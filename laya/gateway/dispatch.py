@@ -1,8 +1,8 @@
 """Owns: the one way of a request. Routing, memory and engines meet here and nowhere else.
 
-1 parse the body, 2 route to an endpoint, 3 admit (reserve, queue or refuse), 4 have the engine ready, 5 relay the answer,
-6 settle. Steps 1 to 3 are plain calls that never wait; waiting is the endpoint's queue; 6 is one function that every
-outcome passes. A refusal is an outcome and is never tried again.
+1 parse the body, 2 route to an endpoint, 3 admit (reserve, queue or refuse), 4 have the engine ready, 5 relay the
+answer, 6 settle. Steps 1 to 3 are plain calls that never wait; waiting is the endpoint's queue; 6 is one function that
+every outcome passes. A refusal is an outcome and is never tried again.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Dispatcher:
         if index == UNKNOWN_MODEL:
             self.fleet.find(name)  # a file that was just dropped into models_dir, or model_not_found
             index = self._choose(name, exchange, parsed, tokens)
-        if index == NO_ENDPOINT or index == UNKNOWN_MODEL:
+        if index in (NO_ENDPOINT, UNKNOWN_MODEL):
             raise EngineFailed(f"No engine of '{name}' can take requests now.")
         exchange.routed_seqs, exchange.routed_tokens = parsed.n_seqs, tokens
         endpoint = self.fleet.endpoints[index]
@@ -128,7 +128,7 @@ class Dispatcher:
             able = [other.model_id for other in self.fleet.endpoints.values() if other.settings.task == task]
             hint = f"Models here that do: {', '.join(able)}." if able else f"No model here has `task: {task}`."
             raise NotSupported(
-                f"The model '{endpoint.model_id}' is set up for the task '{endpoint.settings.task}', not '{task}'. {hint}",
+                f"The model '{endpoint.model_id}' has the task '{endpoint.settings.task}', not '{task}'. {hint}",
                 param="model",
             )
 

@@ -78,8 +78,8 @@ def _port_owner(port: int) -> str:
     """' by NAME (pid N)', as far as this user may see it."""
     try:
         for connection in psutil.net_connections("tcp"):
-            listens = connection.status == psutil.CONN_LISTEN and connection.laddr
-            if listens and connection.laddr[1] == port and connection.pid:
+            here: tuple[object, ...] = tuple(connection.laddr)
+            if connection.status == psutil.CONN_LISTEN and here[1:2] == (port,) and connection.pid:
                 return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
     except psutil.Error:
         return ""

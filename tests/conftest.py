@@ -1,0 +1,118 @@
+"""Fixtures of the whole suite: the default model, pulled once by the project's own means, and a running server."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+import httpx
+import pytest
+
+from laya.models import pull, resolve
+
+ROOT = Path(__file__).parent.parent
+READY_S = 120.0
+
+
+class RunningServer:
+    """`laya serve` in a process of its own, on a free port."""
+
+    def __init__(self, home: Path, args: tuple[str, ...], cwd: Path) -> None:
+        self.home = home
+        environ = os.environ | {"LAYA_HOME": str(home), "PYTHONPATH": str(ROOT)}
+        environ.pop("LAYA_API_KEY", None)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "laya.cli", "serve", *args, "--port", "0"],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            cwd=cwd,
+            env=environ,
+        )
+        self.said: list[str] = []
+        self.url = ""
+        self._ready = threading.Event()
+        assert self._process.stderr is not None
+        threading.Thread(target=self._read, args=(self._process.stderr,), daemon=True).start()
+
+    def _read(self, pipe: IO[str]) -> None:
+        for line in pipe:
+            self.said.append(line)
+            if match := re.search(r"is ready\s+(http://\S+)", line):
+                self.url = match[1]
+                self._ready.set()
+        self._ready.set()
+
+    def wait_ready(self) -> None:
+        assert self._ready.wait(READY_S), "".join(self.said)
+        assert self.url, f"the server ended: {''.join(self.said)}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def state(self) -> dict[str, object]:
+        state: dict[str, object] = httpx.get(f"{self.url}/admin/state", trust_env=False).json()
+        return state
+
+    def stop(self, deadline_s: float = 40.0) -> int:
+        """SIGTERM and the exit code."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(deadline_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+                raise
+        return self._process.returncode
+
+
+@pytest.fixture(scope="session")
+def laya_home() -> Path:
+    """A store with the default model in it, kept between runs; `laya pull` fills it once."""
+    home = Path(os.environ.get("LAYA_TEST_HOME") or ROOT / "build" / "test-home")
+    home.mkdir(parents=True, exist_ok=True)
+    pull("smollm2", home=home)
+    return home
+
+
+@pytest.fixture(scope="session")
+def smollm2_path(laya_home: Path) -> Path:
+    """The default model's file."""
+    return resolve("smollm2", home=laya_home).path
+
+
+@pytest.fixture(scope="session")
+def start_server(laya_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RunningServer]]:
+    """`start_server("smollm2", "--max-num-seqs", "2")`: a real server, ready; stopped with the session at the latest.
+
+    config: the text of a config.yaml for it. wait: False gives it back before it is ready.
+    """
+    with ExitStack() as stack:
+
+        def start(*args: str, config: str | None = None, wait: bool = True) -> RunningServer:
+            cwd = tmp_path_factory.mktemp("serve")
+            if config is not None:
+                (cwd / "config.yaml").write_text(config)
+            server = RunningServer(laya_home, args, cwd)
+            stack.callback(server.stop)
+            if wait:
+                server.wait_ready()
+            return server
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def server(start_server: Callable[..., RunningServer]) -> RunningServer:
+    """The default model, 2 sequences of 4096 tokens. Shared: tests leave it idle."""
+    return start_server("smollm2", "--max-num-seqs", "2", "--max-seq-len", "4096")
