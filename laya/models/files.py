@@ -127,7 +127,7 @@ def is_weights_file(path: Path) -> bool:
 def models_in(folder: Path, *, origin: str = "models_dir") -> Iterator[ModelFile]:
     """Models directly in `folder` and one level below, by file name; broken ones too, since a name finds them."""
     try:
-        children = sorted(folder.iterdir())
+        children = sorted(folder.absolute().iterdir())
     except OSError:
         return  # no such folder, or not ours to read: it holds no models for us
     for path in children:
