@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     "kv_pool_tokens": 1024,
     "n_batch": 128,
     "n_ubatch": 128,
-    "n_threads": 2,
+    "n_threads": 1,  # two on a busy machine of two cores would wait for each other
     "task": "chat",
     "mmap": True,
 }

@@ -41,7 +41,7 @@ def test_own_server_gets_the_plan_as_flags(
         answer = await started(process)
         argv = answer["argv"]
         given = {flag: argv[argv.index(flag) + 1] for flag in ("--ctx-size", "--parallel", "--threads", "--top-k")}
-        assert given == {"--ctx-size": "1024", "--parallel": "2", "--threads": "2", "--top-k": "3"}
+        assert given == {"--ctx-size": "1024", "--parallel": "2", "--threads": "1", "--top-k": "3"}
         assert answer["chat"]["model"] == "small"
         assert process.address is not None
         assert answer["environment"]["LLAMA_API_KEY"] == process.address.api_key
