@@ -11,6 +11,7 @@ import click
 import typer
 from rich.console import Console
 
+from laya.cli.bench import bench
 from laya.cli.chat import chat
 from laya.cli.config import config_app
 from laya.cli.doctor import doctor
@@ -48,6 +49,7 @@ app.command()(unload)
 app.command()(logs)
 app.command()(doctor)
 app.command(rich_help_panel=_MORE)(smoke)
+app.command(rich_help_panel=_MORE, context_settings=_FLAGS_PASS)(bench)
 app.add_typer(config_app, name="config", rich_help_panel=_MORE)
 
 

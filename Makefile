@@ -1,0 +1,60 @@
+# Every target does its own set-up. `make help` lists them.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+NATIVE := CMakeLists.txt $(wildcard csrc/*)
+MODEL  ?= smollm2
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test lint format bench test-native-sanitize clean
+
+help:            ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.laya   ## make .venv and install Laya into it
+
+serve: setup     ## fetch the default model if it is not here and serve it (MODEL=, ARGS=)
+	@$(BIN)/laya pull $(MODEL)
+	@exec $(BIN)/laya serve $(MODEL) $(ARGS)
+
+test: $(VENV)/.laya-dev   ## all tests: real engine, real sockets, official SDK
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.laya-dev   ## ruff, mypy, and who may import whom
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.laya-dev
+	@$(BIN)/ruff check --fix --select I,W,F401 .
+	@$(BIN)/ruff format laya/gateway laya/metrics.py
+
+bench: setup     ## what the router and the gateway cost on this machine
+	@$(BIN)/python tools/benchmark_router.py --requests 10000 --threads 8
+	@$(BIN)/python -m laya.bench.gateway
+
+test-native-sanitize:    ## the native router under ThreadSanitizer and AddressSanitizer
+	@for kind in thread address; do \
+	  cmake -S . -B build/$$kind -DLAYA_NATIVE_TESTS=ON -DLAYA_SANITIZE=$$kind > build-$$kind.log 2>&1 \
+	    && cmake --build build/$$kind >> build-$$kind.log 2>&1 || { cat build-$$kind.log; exit 1; }; \
+	  rm -f build-$$kind.log; \
+	  build/$$kind/test_route_table || exit 1; \
+	done
+
+clean:           ## remove what was built (the models stay)
+	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Laya needs Python 3.10 or newer"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.laya: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
+	@echo " environment   $(VENV): installing (the first time takes about half a minute)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.laya-dev: $(VENV)/.laya
+	@$(PIP) -e '.[dev]'
+	@touch $@

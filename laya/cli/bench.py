@@ -1,0 +1,29 @@
+"""Owns: `laya bench NAME`: the door to the benches; their own options are passed on."""
+
+from __future__ import annotations
+
+import importlib
+
+import typer
+
+from laya.errors import ConfigError, nearest
+
+BENCHES = {
+    "gateway": "what passing through Laya adds, against a stub engine asked directly",
+    "memory": "planned bytes against the measured peak of real engines",
+    "router": "what one routing decision costs",
+}
+_HELP = "Measure: " + "; ".join(f"{name} ({text})" for name, text in BENCHES.items()) + ". Options are the bench's own."
+
+
+def bench(context: typer.Context, name: str = typer.Argument(help="gateway, memory or router.")) -> None:
+    """Run a bench; the last line it prints is JSON."""
+    if name not in BENCHES:
+        close = nearest(name, BENCHES)
+        hint = f" Did you mean '{close}'?" if close else ""
+        raise ConfigError(f"There is no bench '{name}'.{hint} There are: {', '.join(BENCHES)}.")
+    code = importlib.import_module(f"laya.bench.{name}").main(list(context.args))
+    raise typer.Exit(code or 0)
+
+
+bench.__doc__ = _HELP
