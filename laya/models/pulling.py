@@ -68,7 +68,7 @@ def pull(
 
     `before_download` sees the offer before the first byte and raises to refuse it. `progress` gets bytes so far and
     in all. `model_id` names the model instead of its file, `sha256` (hex) is what it must be. A path is linked.
-    Raises: ModelNotFound, DownloadError (nothing under the model's name is left), BadModelFile (a bad path).
+    Raises: ModelNotFound, BadModelFile (a bad path), DownloadError: nothing under the model's name is left.
     """
     library = Library(home)
     # 1. what is meant
@@ -76,31 +76,24 @@ def pull(
     if not is_source(asked.source):
         return _link(library, Path(asked.source), model_id)
     # 2. there already
-    wanted_id = asked.entry.id if asked.entry else model_id_of(model_id) if model_id else None
-    if present := _present(library, asked.source, wanted_id):
+    named = asked.entry.id if asked.entry else model_id_of(model_id) if model_id else None
+    if present := _present(library, asked.source, named):
         return present
     # 3. what it would bring
-    entry = asked.entry
-    source = parse_source(
-        asked.source,
-        file_bytes=entry.file_bytes if entry else None,
-        download_bytes=entry.download_bytes if entry else None,
-    )
-    probe = _pinned(source.probe(), sha256 or (entry.sha256 if entry else None))
-    wanted_id = wanted_id or model_id_of(probe.suggested_id)
+    source = _source(asked)
+    probe = _pinned(source.probe(), sha256 or (asked.entry.sha256 if asked.entry else None))
+    wanted_id = named or model_id_of(probe.suggested_id)
     _check_name_free(library, wanted_id, asked.source)
     with _work_folder(library, wanted_id) as folder:
         if present := _present(library, asked.source, wanted_id):
             return present  # by a pull that ended while we asked
         # 4. room for it, and a yes
-        offer = _offer(wanted_id, asked, probe, source, folder, free_bytes)
-        _check_disk(offer)
+        _check_disk(offer := _offer(wanted_id, asked, probe, source, folder, free_bytes))
         if before_download:
             before_download(offer)
         # 5. the bytes, checked, under its name
-        fetched = _fetch(source, probe, folder, progress or _ignore, offer, free_bytes)
-        manifest = _manifest(wanted_id, asked, fetched)
-        return library.commit(folder, manifest)
+        fetched = _fetch(source, probe, progress or _ignore, offer, free_bytes)
+        return library.commit(folder, _manifest(offer, fetched))
 
 
 def _asked(text: str) -> _Asked:
@@ -111,6 +104,13 @@ def _asked(text: str) -> _Asked:
         return _Asked(None, text)
     names = [name for entry in catalogue.entries() for name in entry.names]
     raise ModelNotFound(text, [f"hf://{text}"] if text.count("/") == 1 else names)
+
+
+def _source(asked: _Asked) -> Source:
+    if asked.entry is None:
+        return parse_source(asked.source)
+    entry = asked.entry
+    return parse_source(entry.source, file_bytes=entry.file_bytes, download_bytes=entry.download_bytes)
 
 
 def _present(library: Library, source: str, wanted_id: str | None) -> ModelFile | None:
@@ -172,10 +172,9 @@ def _disk_full(offer: Offer, free: int) -> DownloadError:
     )
 
 
-def _fetch(
-    source: Source, probe: Probe, folder: Path, progress: Progress, offer: Offer, free_bytes: FreeBytes
-) -> list[FetchedFile]:
+def _fetch(source: Source, probe: Probe, progress: Progress, offer: Offer, free_bytes: FreeBytes) -> list[FetchedFile]:
     """Fetch and verify. What cannot be gone on from, or must not be trusted, is deleted before the error leaves."""
+    folder = offer.folder
     try:
         fetched = source.fetch(probe, folder, progress)
     except OSError as error:
@@ -203,12 +202,12 @@ def _wrong_checksum(name: str, got: str, expected: str) -> DownloadError:
     return DownloadError(f"{name}: wrong checksum, nothing was kept. sha256 is {got}, expected {expected}.")
 
 
-def _manifest(model_id: str, asked: _Asked, fetched: list[FetchedFile]) -> Manifest:
+def _manifest(offer: Offer, fetched: list[FetchedFile]) -> Manifest:
     files = tuple(
         StoredFile(name=file.path.name, file_bytes=file.path.stat().st_size, sha256=file.sha256) for file in fetched
     )
-    licence = asked.entry.licence if asked.entry else None
-    return Manifest(id=model_id, source=asked.source, format="gguf", files=files, pulled_at=now_utc(), licence=licence)
+    licence = offer.entry.licence if offer.entry else None
+    return Manifest(id=offer.id, source=offer.source, format="gguf", files=files, pulled_at=now_utc(), licence=licence)
 
 
 def _link(library: Library, path: Path, model_id: str | None) -> ModelFile:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from laya.models import pull
+from laya.models import resolve
 from laya.types import ModelFile
 
 
@@ -178,6 +178,6 @@ def _sha256(body: bytes) -> str:
 
 
 @pytest.fixture(scope="session")
-def default_model() -> ModelFile:
-    """The default model, from the store that `make setup` filled; pulled once where it is not there."""
-    return pull("smollm2")
+def default_model(laya_home: Path) -> ModelFile:
+    """The default model in the suite's store, which `laya pull` filled once."""
+    return resolve("smollm2", home=laya_home)
