@@ -21,8 +21,17 @@ WRITE_TIMEOUT_S = 600
 
 def params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
     """Dotted names of xllamacpp.CommonParams -> values; the user's args last. Raises ConfigError."""
-    planned = settings.planned
-    values: dict[str, Any] = {
+    return {
+        **_served_params(settings, api_key),
+        **_planned_params(settings),
+        **_task_params(settings),
+        **_extra_params(settings),
+        **settings.checked_args(),
+    }
+
+
+def _served_params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
+    return {
         "model.path": absolute(settings.path),
         "model_alias": [settings.model_id],  # a bare string would be read letter by letter
         "hostnames": [HOST],
@@ -35,7 +44,18 @@ def params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
         "timeout_read": READ_TIMEOUT_S,
         "timeout_write": WRITE_TIMEOUT_S,
         "n_threads_http": settings.http_threads,
-        # What the plan counted, and nothing that grows beside it.
+        "sleep_idle_seconds": -1,
+        "use_jinja": True,
+        "warmup": True,
+        "cont_batching": True,
+        "ctx_shift": False,
+    }
+
+
+def _planned_params(settings: EngineSettings) -> dict[str, Any]:
+    """What the plan counted, and nothing that grows beside it."""
+    planned = settings.planned
+    return {
         "n_ctx": settings.context_tokens,
         "n_parallel": planned.max_num_seqs,
         "kv_unified": planned.kv_unified,
@@ -54,16 +74,10 @@ def params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
         "swa_full": False,
         "moe_cache_size": 0,
         "load_mtp": False,
-        "ctx_shift": False,
-        "cont_batching": True,
-        "warmup": True,
-        "use_jinja": True,
-        "sleep_idle_seconds": -1,
         "speculative.types": ["none"],
         "cpuparams.n_threads": planned.n_threads,
         "cpuparams_batch.n_threads": planned.n_threads,
     }
-    return values | _task_params(settings) | _extra_params(settings) | settings.checked_args()
 
 
 def _task_params(settings: EngineSettings) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import sys
 from collections.abc import Callable
@@ -41,15 +40,6 @@ def make_settings() -> MakeSettings:
         return EngineSettings(**engine | fields)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def smollm2_path() -> Path:
-    """The default model's file."""
-    path = os.environ.get("LAYA_TEST_GGUF")
-    if not path:
-        pytest.skip("LAYA_TEST_GGUF does not name the default model's file")
-    return Path(path)
 
 
 @pytest.fixture
