@@ -1,17 +1,81 @@
-"""Owns: `laya doctor`: what this machine gives Laya, and the command that mends what is missing. Asks no network."""
+"""Owns: `laya doctor`: everything that is looked at, in order, how it is shown, and the exit code.
+
+The probes are in `doctor_machine`, `doctor_gpu` and `doctor_setup`. Nothing is changed and no network is asked.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from laya.memory import Machine, size_text
+from laya.cli import doctor_machine, doctor_setup
+from laya.cli.doctor_gpu import gpu
+from laya.cli.finding import Finding
+from laya.config import data_dir
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+_STYLES = {"ok": "green", "warn": "yellow", "FIX": "bold red"}
+_SEEN_CHARS = 56  # a shorter line has its command beside it, a longer one below
+
 
 def doctor(as_json: Json = False) -> None:
-    """Look at this machine and say what to fix, with the command that does it."""
-    facts = Machine().facts()
-    print(f"CPU {facts.cpu_model}, {facts.n_cores} cores; memory {size_text(facts.memory.total_bytes)}")
+    """Look at this machine and say what to fix, with the command that does it. Exit code 1 when something is."""
+    findings = examine(Path("/"), os.environ)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(findings)))
+    else:
+        _print(findings)
+    if any(finding.level == "FIX" for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine(root: Path, environ: Mapping[str, str]) -> list[Finding]:
+    """Every finding about the machine whose file system begins at `root`, and about Laya's set-up here."""
+    config_finding, config = doctor_setup.config(environ)
+    home = data_dir(environ).absolute()
+    return [
+        doctor_machine.cpu(root, config),
+        doctor_machine.memory(root, config),
+        doctor_machine.swap(root),
+        doctor_machine.cgroup(root, config),
+        doctor_machine.pressure(root),
+        doctor_machine.oom_daemon(root),
+        doctor_machine.disk(home),
+        gpu(root, config),
+        doctor_setup.python(),
+        doctor_setup.engine(config),
+        doctor_setup.router(),
+        config_finding,
+        doctor_setup.port(config),
+        doctor_setup.models(config, home),
+        *doctor_setup.found(home),
+        doctor_setup.hub(environ),
+    ]
+
+
+def summary(findings: list[Finding]) -> str:
+    """`1 to fix, 3 to consider.`"""
+    n_fix = sum(finding.level == "FIX" for finding in findings)
+    n_warn = sum(finding.level == "warn" for finding in findings)
+    return f"{n_fix} to fix, {n_warn} to consider."
+
+
+def _print(findings: list[Finding]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in findings:
+        line = Text.assemble(" ", (f"{finding.level:5}", _STYLES[finding.level]), " ", finding.seen)
+        if finding.fix is not None:
+            is_short = len(finding.seen) <= _SEEN_CHARS
+            line.append(" " * (_SEEN_CHARS + 2 - len(finding.seen)) if is_short else "\n" + " " * 11)
+            line.append(finding.fix, style="cyan")
+        console.print(line)
+    console.print(f" {summary(findings)}")

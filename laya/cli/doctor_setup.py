@@ -1,0 +1,170 @@
+"""Owns: what `laya doctor` looks at in Laya's own set-up: Python, engine, routing core, config, port, models, hub.
+
+Opens no connection but to the port Laya would listen on, on this machine. Secrets are seen to be there, never shown.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from laya.cli.finding import Finding, must_fix, ok, warn
+from laya.config import Config, load_config
+from laya.config.places import config_path
+from laya.errors import ConfigError, LayaError, ModelNotFound
+from laya.gateway.server import listen
+from laya.models import available, default_model, entries, resolve
+from laya.routing import NATIVE, WHY_NOT_NATIVE
+from laya.routing.table import COMPILER
+
+ENGINE_PACKAGE = "xllamacpp"
+LOAD_TIMEOUT_S = 60
+ASK_TIMEOUT_S = 2.0
+Load = Callable[[], tuple[int, str]]
+_STORE_NAMES = {"ollama": "Ollama", "lmstudio": "LM Studio", "llama.cpp": "llama.cpp", "huggingface": "Hugging Face"}
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def python() -> Finding:
+    """The interpreter and the system it runs on."""
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    return ok("python", f"Python {platform.python_version()}, {system}")
+
+
+def load_engine() -> tuple[int, str]:
+    """Load the engine's library in a process of its own, which a missing CPU instruction may end."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {ENGINE_PACKAGE}"],
+        capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def engine(
+    config: Config, version: Callable[[str], str] = importlib.metadata.version, load: Load = load_engine
+) -> Finding:
+    """The engine of every model that names no other: its version, and whether it can be loaded here."""
+    own = config.for_model("").engine_path
+    if own is not None:
+        return ok("engine", f"engine {own} (engine_path)")
+    install = f"pip install --force-reinstall --no-deps {ENGINE_PACKAGE}"
+    try:
+        seen = f"engine llama.cpp, {ENGINE_PACKAGE} {version(ENGINE_PACKAGE)}, CPU"
+    except importlib.metadata.PackageNotFoundError:
+        return must_fix("engine", f"no engine: {ENGINE_PACKAGE} is not installed", install)
+    try:
+        code, words = load()
+    except subprocess.TimeoutExpired:
+        return must_fix("engine", f"{seen}: not loaded after {LOAD_TIMEOUT_S} s", install)
+    if code < 0:
+        return must_fix("engine", f"{seen}: ended by {signal.Signals(-code).name} when it was loaded", install)
+    if code:
+        return must_fix("engine", f"{seen}: {(words.strip().splitlines() or ['cannot be loaded'])[-1]}", install)
+    return ok("engine", seen)
+
+
+def router(native: bool = NATIVE, why_not: str = WHY_NOT_NATIVE) -> Finding:
+    """Which route table this process has. Answers are the same, so the twin is no fault."""
+    if native:
+        return ok("router", f"native routing core ({COMPILER})" if COMPILER else "native routing core")
+    return warn(
+        "router",
+        f"plain-Python routing core, some microseconds a request ({why_not})",
+        "sudo apt install g++ && pip install --force-reinstall --no-deps .   # in Laya's folder",
+    )
+
+
+def config(environ: Mapping[str, str]) -> tuple[Finding, Config]:
+    """Whether config.yaml is right. With one that is not, the other probes look at the defaults."""
+    path = config_path(environ)
+    try:
+        loaded = load_config(path, environ)
+    except ConfigError as error:
+        return must_fix("config", error.message, f"laya config check {path}   # after editing it"), Config()
+    if path is None:
+        return ok("config", "no config.yaml: every value is the default"), loaded
+    return ok("config", f"{path} is right, {_models(len(loaded.models))} in it"), loaded
+
+
+def port(config: Config) -> Finding:
+    """Whether Laya can have its port; a Laya that has it already is what one hopes for."""
+    server = config.server
+    try:
+        listen(server.host, server.port).close()
+    except ConfigError as error:
+        version = laya_at(_ANY_ADDRESS.get(server.host, server.host), server.port)
+        if version is not None:
+            return ok("port", f"port {server.port}: Laya {version} is running there")
+        return must_fix("port", error.message, f"laya serve --port {server.port + 1}")
+    if server.host in ("127.0.0.1", "localhost", "::1") or server.host.startswith("127."):
+        return ok("port", f"port {server.port} free, loopback only")
+    if not server.api_keys:
+        return must_fix(
+            "port", f"{server.host} without an API key would be open to its network", "laya config hash-key"
+        )
+    return ok("port", f"port {server.port} free on {server.host}, {len(server.api_keys)} API keys")
+
+
+def laya_at(host: str, port: int) -> str | None:
+    """The version of the Laya that answers there, or None. No key is sent: it may be another program."""
+    address = f"[{host}]" if ":" in host else host
+    try:
+        said = httpx.get(f"http://{address}:{port}/", timeout=ASK_TIMEOUT_S, trust_env=False).json()
+    except (httpx.HTTPError, ValueError):
+        return None
+    return str(said.get("version")) if isinstance(said, dict) and said.get("name") == "laya" else None
+
+
+def models(config: Config, home: Path) -> Finding:
+    """What can be served at once, and the default model among it."""
+    name = next(entry for entry in entries() if entry.id == default_model()).aliases[0]
+    folder = Path(config.models_dir)
+    here = [model.id for model in available(models_dir=folder, home=home)]
+    shown = f"{_models(len(here))} here"
+    try:
+        resolve(default_model(), models_dir=folder, home=home, allow_path=False)
+    except ModelNotFound:
+        if here:
+            return warn("models", f"{shown}, the default model {name} is not", f"laya pull {name}")
+        return must_fix("models", f"no model here, {name} neither", f"laya pull {name}")
+    except LayaError as error:
+        return must_fix("models", error.message, f"laya pull {name}")
+    return ok("models", f"{shown}, {name} among them")
+
+
+def found(home: Path) -> list[Finding]:
+    """Models of other programs, which Laya serves from where they lie; no line where there are none."""
+    counts = Counter(model.origin for model in available(models_dir=None, home=home, found=True))
+    stores = [f"{name} {counts[store]}" for store, name in _STORE_NAMES.items() if counts[store]]
+    if not stores:
+        return []
+    n_models = sum(counts[store] for store in _STORE_NAMES)
+    return [ok("found", f"{_models(n_models)} elsewhere ({', '.join(stores)})", "laya list --found")]
+
+
+def _models(count: int) -> str:
+    return f"{count} model{'' if count == 1 else 's'}"
+
+
+def hub(environ: Mapping[str, str]) -> Finding:
+    """What downloads from the Hugging Face hub will use. The hub itself is not asked."""
+    endpoint = environ.get("HF_ENDPOINT", "")
+    token = "set" if environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") else "not set"
+    parts = urlsplit(endpoint)
+    if endpoint and (parts.scheme not in ("http", "https") or not parts.hostname):
+        return must_fix("hub", "HF_ENDPOINT is not an address that begins with https://", "unset HF_ENDPOINT")
+    host = f"HF_ENDPOINT {parts.scheme}://{parts.hostname}" if endpoint else "HF_ENDPOINT not set"
+    proxies = [name for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy") if environ.get(name)]
+    seen = f"hub: {host}, HF_TOKEN {token}{f', {proxies[0]} set' if proxies else ''} (not contacted)"
+    if environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return warn("hub", f"{seen}; HF_HUB_OFFLINE stops pulls from it", "unset HF_HUB_OFFLINE")
+    return ok("hub", seen)
