@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 import laya
-from laya.errors import InvalidRequest, LayaError, NotFound, nearest
+from laya.errors import EngineFailed, InvalidRequest, LayaError, NotFound, nearest
 from laya.gateway.auth import KeyRing
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.fleet import Fleet
@@ -31,6 +31,7 @@ ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
 _OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
 FOLLOW_FROM_LINES = 20
+_SLOT_FIELDS = ("id", "n_ctx", "is_processing")  # never the prompt
 _STARTED_UNIX_S = int(time.time())
 
 
@@ -162,6 +163,18 @@ class Desk:
         status = next(status for status in self._fleet.statuses() if status.id == endpoint.model_id)
         return reply(status)
 
+    async def slots(self, request: Request) -> Response:
+        """What the engine itself says of its sequences, beside what Laya has promised (`/admin/state`)."""
+        endpoint = self._fleet.find(request.path_params["model_id"])
+        slots: list[dict[str, Any]] = []
+        if endpoint.pool is not None:
+            try:
+                _, answer = await endpoint.pool.fetch("GET", "/slots")
+            except OSError as error:
+                raise EngineFailed(f"The engine of '{endpoint.model_id}' does not answer: {error}") from None
+            slots = msgspec.json.decode(answer)
+        return reply({"slots": [{name: slot.get(name) for name in _SLOT_FIELDS} for slot in slots]})
+
     async def logs(self, request: Request) -> Response:
         endpoint = self._fleet.find(request.path_params["model_id"])
         follow = request.query_params.get("follow", "false")
@@ -191,6 +204,7 @@ def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
         Route("/admin/state", desk.state),
         Route(admin + "/load", desk.load, methods=["POST"]),
         Route(admin + "/unload", desk.unload, methods=["POST"]),
+        Route(admin + "/slots", desk.slots),
         Route(admin + "/logs", desk.logs),
     ]
     known = [route.path for route in routes] + [path.decode() for path in HOT_PATHS]

@@ -56,6 +56,7 @@ class Endpoint:
         self.pool = UpstreamPool(address)
         self.planned = plan.settings
         self.template_bytes = template_bytes
+        self.last_used_s = time.monotonic()  # a ttl counts from here, however long ago the last request was
         # one batch of the pool stays free: the engine fills cells a batch at a time
         pool_tokens = plan.settings.kv_pool_tokens - plan.settings.n_batch if plan.settings.kv_unified else None
         self.admission = Admission(plan.settings.max_num_seqs, pool_tokens)
