@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket
 import subprocess
 import sys
-import time
-from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +17,7 @@ from rich.console import Console
 
 import laya
 from laya.config import ApiKey, Config, load_config, parse_engine_flags, with_settings
+from laya.config.keys import hash_key, new_key
 from laya.errors import ConfigError, LayaError
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.server import Gateway, listen
@@ -94,7 +92,7 @@ def _with_address(
         host = host or "0.0.0.0"
         if not server.api_keys:
             key = _lan_key(home)
-            made = ApiKey(name="lan", sha256=sha256(key.encode()).hexdigest())
+            made = ApiKey(name="lan", sha256=hash_key(key))
             server = msgspec.structs.replace(server, api_keys=[made])
     server = msgspec.structs.replace(server, host=host or server.host, port=server.port if port is None else port)
     if server.host not in _LOOPBACK and not server.host.startswith("127.") and not server.api_keys:
@@ -111,7 +109,7 @@ def _lan_key(home: Path) -> str:
     if path.is_file():
         return path.read_text().strip()
     home.mkdir(parents=True, exist_ok=True)
-    key = "laya-" + secrets.token_urlsafe(24)
+    key = new_key()
     part = path.with_suffix(".part")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(key + "\n")
@@ -177,7 +175,8 @@ def run(
 
     ensure_pulled(model)
     command = [sys.executable, "-m", "laya.cli", "serve", model, "--port", "0", *context.args]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # a session of its own: Ctrl-C stops an answer of the chat, not the server
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         url = _wait_for_url(server)
         chat_with(ServerClient(url=url), model)
@@ -198,7 +197,6 @@ def _wait_for_url(server: subprocess.Popen[str]) -> str:
     server.wait()
     error: Any = LayaError("".join(said[-5:]).strip() or "the server ended without a word")
     error.exit_code = server.returncode or 1
-    time.sleep(0)
     raise error
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from laya.config import Config, ResolvedModel
-from laya.engines.settings import EngineSettings
+from laya.engines.settings import EngineSettings, Pooling
 from laya.engines.supervisor import Supervisor
-from laya.errors import ConfigError, LayaError, ModelNotFound, NotSupported
+from laya.errors import ConfigError, LayaError, ModelNotFound, ModelNotPulled, NotSupported
 from laya.gateway.endpoint import Endpoint
-from laya.memory import Budget, Ledger, Machine, plan_file, refusal
+from laya.memory import Budget, Ledger, Machine, plan_file, read_facts, refusal
 from laya.metrics import GatewayStats
 from laya.models import available, resolve
 from laya.routing import RequestRouter
@@ -87,7 +87,8 @@ class Fleet:
 
     def register(self, file: ModelFile, settings: ResolvedModel) -> Endpoint:
         index = self.router.add_endpoint()
-        settings = msgspec.structs.replace(settings, id=file.id)
+        task = file.task if file.task and "task" not in settings.fixed else settings.task
+        settings = msgspec.structs.replace(settings, id=file.id, task=task)
         endpoint = Endpoint(index, settings, self.stats.model(file.id))
         names = [name for name in dict.fromkeys((file.id, *file.aliases)) if name not in self._by_name]
         self.endpoints[index] = endpoint
@@ -120,6 +121,8 @@ class Fleet:
                 raise ModelNotFound(name, self._by_name)
         try:
             file = resolve(name, models_dir=self._models_dir, home=self.home, allow_path=False)
+        except ModelNotPulled:
+            raise
         except ModelNotFound:
             self._misses[name] = now_s
             raise ModelNotFound(name, self._by_name) from None
@@ -174,6 +177,7 @@ class Fleet:
         file = self.files[model_id]
         if file.format != "gguf":
             raise NotSupported(f"'{model_id}' is a Hugging Face folder; no engine that is installed here can run it.")
+        pooling = self._pooling(endpoint, file)
         plan = await self._plan_with_room(endpoint, file)
         self.ledger.reserve(model_id, "cpu", plan.need_bytes)
         self.plans[model_id] = plan
@@ -186,10 +190,21 @@ class Fleet:
             mmproj=settings.mmproj,
             draft=settings.draft,
             lora=settings.lora,
+            pooling=pooling,
             chat_template=settings.chat_template or file.chat_template,
             engine_path=settings.engine_path,
             load_timeout_s=settings.load_timeout_s,
         )
+
+    def _pooling(self, endpoint: Endpoint, file: ModelFile) -> Pooling | None:
+        """How token vectors become one, where the file does not say. Raises NotSupported for a rerank of no reranker."""
+        task = endpoint.settings.task
+        if task == "chat":
+            return None
+        own = read_facts(file.path).shape.pooling
+        if task == "rerank" and own != "rank":
+            raise NotSupported(f"'{file.id}' is not a reranker: its file states no rank pooling. Use `task: embed`.")
+        return None if own else "mean"
 
     async def _plan_with_room(self, endpoint: Endpoint, file: ModelFile) -> Plan:
         """The plan in what is free now; idle models are unloaded, the longest unused first, as far as that helps."""
