@@ -197,7 +197,7 @@ class Fleet:
         )
 
     def _pooling(self, endpoint: Endpoint, file: ModelFile) -> Pooling | None:
-        """How token vectors become one, where the file does not say. Raises NotSupported for a rerank of no reranker."""
+        """How token vectors become one, where the file does not say. Raises NotSupported for what is no reranker."""
         task = endpoint.settings.task
         if task == "chat":
             return None
