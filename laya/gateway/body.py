@@ -111,40 +111,35 @@ _PATH = re.compile(r"(.*?)(?: - at `\$(.*)`)?$", re.S)
 class ParsedBody:
     """A validated request body. `prompt_bound_tokens` is an upper bound: a token never covers less than a byte."""
 
-    __slots__ = ("_fields", "data", "head", "kind", "max_tokens", "n_seqs", "prompt_bound_tokens")
+    _fields: dict[str, Raw] | None = None
+    generates = False  # chat and completions: tokens are generated; the others only read
+    wants_stream = False
+    wants_usage_event = False
+    max_tokens: int | None = None
+    n_seqs = 1
 
     def __init__(self, kind: EndpointKind, data: bytes, head: Head) -> None:
         self.kind = kind
         self.data = data
         self.head = head
-        self._fields: dict[str, Raw] | None = None
-        self.max_tokens: int | None = None
-        self.n_seqs = 1
         self.prompt_bound_tokens = len(data)
+        self.session = head.user  # the conversation this belongs to, as far as the body says
+        if isinstance(head, RequestHead):
+            self._read_generating(head)
+
+    def _read_generating(self, head: RequestHead) -> None:
+        self.generates = True
+        self.session = head.prompt_cache_key or head.user
+        if head.stream:
+            self.wants_stream = True
+            self.wants_usage_event = bool(head.stream_options and head.stream_options.include_usage)
+        self.max_tokens = head.max_tokens
+        self.n_seqs = head.n or 1
         if isinstance(head, ChatHead):
             self.max_tokens = head.max_completion_tokens or head.max_tokens
-            self.n_seqs = head.n or 1
             self.prompt_bound_tokens += 16 * len(head.messages)
         elif isinstance(head, CompletionHead):
-            self.max_tokens = head.max_tokens
-            self.n_seqs = (head.n or 1) * _prompt_count(head.prompt)
-
-    @property
-    def wants_stream(self) -> bool:
-        return isinstance(self.head, RequestHead) and bool(self.head.stream)
-
-    @property
-    def wants_usage_event(self) -> bool:
-        head = self.head
-        return isinstance(head, RequestHead) and bool(head.stream_options and head.stream_options.include_usage)
-
-    @property
-    def session(self) -> str | None:
-        """The conversation this belongs to, as far as the body says."""
-        head = self.head
-        if isinstance(head, RequestHead):
-            return head.prompt_cache_key or head.user
-        return head.user
+            self.n_seqs *= _prompt_count(head.prompt)
 
     @property
     def fields(self) -> dict[str, Raw]:

@@ -21,7 +21,7 @@ from laya.errors import (
     LayaError,
     NotSupported,
 )
-from laya.gateway.body import ChatHead, CompletionHead, EmbeddingHead, ParsedBody, RequestHead, RerankHead, parse_body
+from laya.gateway.body import ChatHead, CompletionHead, EmbeddingHead, ParsedBody, RerankHead, parse_body
 from laya.gateway.relay import relay_for
 from laya.gateway.upstream import UpstreamConnection
 from laya.routing import NO_ENDPOINT, UNKNOWN_MODEL
@@ -172,7 +172,7 @@ class Dispatcher:
         if exchange.prompt_tokens is not None:
             return False
         bound = parsed.prompt_bound_tokens + endpoint.template_bytes
-        if isinstance(parsed.head, (EmbeddingHead, RerankHead)):
+        if not parsed.generates:
             return bound > planned.n_ubatch
         if parsed.max_tokens is None:
             # the engine's own end of context is ours only where its slot is not padded and not shared
@@ -187,7 +187,7 @@ class Dispatcher:
             exchange.prompt_tokens = n_tokens = await self._count_tokens(endpoint, parsed)
             if exchange.outcome is not None:
                 return
-            embeds = isinstance(parsed.head, (EmbeddingHead, RerankHead))
+            embeds = not parsed.generates
             limit = planned.n_ubatch if embeds else planned.max_seq_len
             if n_tokens > limit or (n_tokens == limit and not embeds):
                 param = "messages" if isinstance(parsed.head, ChatHead) else "input" if embeds else "prompt"
@@ -246,7 +246,7 @@ class Dispatcher:
         planned, pool = endpoint.planned, endpoint.pool
         assert planned is not None and pool is not None
         head = parsed.head
-        if not isinstance(head, RequestHead):
+        if not parsed.generates:
             return parsed.edited({"model": endpoint.model_id})
         changes: dict[str, Any] = {"model": endpoint.model_id}
         for name, value in endpoint.settings.defaults.items():

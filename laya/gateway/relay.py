@@ -37,7 +37,7 @@ def relay_for(exchange: Exchange) -> Relay:
     """The way this exchange's answer goes."""
     parsed, endpoint = exchange.parsed, exchange.endpoint
     assert parsed is not None and endpoint is not None and endpoint.pool is not None
-    if not isinstance(parsed.head, (ChatHead, CompletionHead)):
+    if not parsed.generates:
         return RawAnswer(exchange)
     if parsed.wants_stream and endpoint.settings.enable_streaming:
         return StreamRelay(exchange)
