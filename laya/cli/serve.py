@@ -22,9 +22,10 @@ from laya.errors import ConfigError, LayaError
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.server import Gateway, listen
 from laya.gateway.server import run as run_server
+from laya.memory import size_text
 from laya.models import home_path
 from laya.routing import NATIVE, WHY_NOT_NATIVE
-from laya.types import MIB, Plan
+from laya.types import MIB
 
 Models = Annotated[list[str] | None, typer.Argument(help="Models to load at once; others are loaded when asked for.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Default: ./config.yaml if there is one.")]
@@ -53,7 +54,7 @@ def serve(
     sock = listen(config.server.host, config.server.port)
     preload = names or [name for name in config.models if config.for_model(name).preload]
     router = "native" if NATIVE else f"plain Python ({WHY_NOT_NATIVE})"
-    console.print(f" [dim]engine[/]        llama.cpp (xllamacpp {version('xllamacpp')}), CPU;  request router {router}")
+    console.print(f" [dim]engine[/]    llama.cpp (xllamacpp {version('xllamacpp')}), CPU;  request router {router}")
     raise typer.Exit(
         run_server(
             config,
@@ -121,21 +122,22 @@ def _say_loaded(console: Console, gateway: Gateway, endpoint: Endpoint) -> None:
     status = next(status for status in gateway.fleet.statuses() if status.id == endpoint.model_id)
     plan = status.plan
     assert plan is not None
+    file = gateway.fleet.files[endpoint.model_id]
+    console.print(f" [dim]model[/]     {endpoint.model_id}   {file.path.name}", soft_wrap=True)
     for device in plan.devices:
         terms = "   ".join(f"{name} {n_bytes / MIB:.1f}" for name, n_bytes in device.terms.items() if n_bytes)
         share = 100 * device.total_bytes / device.budget_bytes if device.budget_bytes else 0
-        console.print(f" [dim]plan[/]          {endpoint.model_id} on {device.device}: {terms}")
-        console.print(f"               = {device.total_bytes / MIB:.0f} MiB, {share:.0f} % of what is free for engines")
+        console.print(
+            f" [dim]plan[/]      {device.device}, {size_text(device.budget_bytes)} for engines: {terms}"
+            f"   = {device.total_bytes / MIB:.0f} MiB, {share:.0f} %",
+            soft_wrap=True,
+        )
     for name, reason in plan.reasons.items():
-        console.print(f"               [dim]{name} {getattr(plan.settings, name, '')}: {reason}[/]")
-    _say_measured(console, plan, status.measured_bytes, endpoint.mean_load_s)
-
-
-def _say_measured(console: Console, plan: Plan, measured_bytes: int | None, load_s: float) -> None:
-    measured = (
-        f", measured {measured_bytes / MIB:.0f} MiB of {plan.need_bytes / MIB:.0f} planned" if measured_bytes else ""
-    )
-    console.print(f" [dim]loaded[/]        in {load_s:.1f} s{measured}")
+        console.print(f"           [dim]{name} {getattr(plan.settings, name, '')}: {reason}[/]", soft_wrap=True)
+    measured = ""
+    if status.measured_bytes:
+        measured = f", measured {status.measured_bytes / MIB:.0f} MiB of {plan.need_bytes / MIB:.0f} planned"
+    console.print(f" [dim]loaded[/]    in {endpoint.mean_load_s:.1f} s{measured}")
 
 
 def _say_ready(
