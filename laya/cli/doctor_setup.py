@@ -104,7 +104,9 @@ def port(config: Config) -> Finding:
         version = laya_at(_ANY_ADDRESS.get(server.host, server.host), server.port)
         if version is not None:
             return ok("port", f"port {server.port}: Laya {version} is running there")
-        return must_fix("port", error.message, f"laya serve --port {server.port + 1}")
+        is_taken = "in use" in error.message
+        other = f"laya serve --port {server.port + 1}" if is_taken else "laya serve --host 127.0.0.1 --port 8000"
+        return must_fix("port", error.message, other)
     if server.host in ("127.0.0.1", "localhost", "::1") or server.host.startswith("127."):
         return ok("port", f"port {server.port} free, loopback only")
     if not server.api_keys:
