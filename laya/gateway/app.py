@@ -13,6 +13,7 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -229,7 +230,13 @@ def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
         lifespan=lifespan,
         exception_handlers={HTTPException: on_http_error, LayaError: on_fault},
     )
-    return Guard(app, keys)
+    guarded: ASGIApp = Guard(app, keys)
+    if not keys.origins:
+        return guarded
+    # outside the key check: a browser asks for permission without its key
+    return CORSMiddleware(
+        guarded, allow_origins=sorted(keys.origins), allow_methods=["GET", "POST"], allow_headers=["*"], max_age=600
+    )
 
 
 class MethodNotAllowed(InvalidRequest):

@@ -21,8 +21,15 @@ class KeyRing:
 
     def __init__(self, digests: Iterable[tuple[str, str]], origins: Iterable[str] = ()) -> None:
         self._keys = [(name, bytes.fromhex(digest)) for name, digest in digests]
-        self._origins = frozenset(origins)
+        self.origins = frozenset(origins)
         self._seen_hosts: set[bytes] = set()
+
+    def cors_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+        """What lets a page of an origin that the config names read the answer; nothing for any other."""
+        for name, value in headers:
+            if name == b"origin" and value.decode("latin-1") in self.origins:
+                return [b"access-control-allow-origin: %b\r\nvary: origin\r\n" % value]
+        return []
 
     @property
     def is_open(self) -> bool:
@@ -65,5 +72,5 @@ class KeyRing:
 
     def _check_origin(self, origin: str) -> None:
         host = urlsplit(origin).hostname or origin
-        if host not in _LOOPBACK_NAMES and origin not in self._origins:
+        if host not in _LOOPBACK_NAMES and origin not in self.origins:
             raise Forbidden(f"Requests from the origin '{origin}' are not allowed (server.cors_origins).")

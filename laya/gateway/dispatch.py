@@ -70,6 +70,8 @@ class Dispatcher:
         self.stats.in_flight += 1
         try:
             exchange.key_name = self.keys.check(authorization, headers)
+            if self.keys.origins:
+                exchange.extra_headers += self.keys.cors_headers(headers)
             if exchange.header_model is not None and exchange.early_error is None:
                 self.fleet.find(exchange.header_model)
         except LayaError as error:
