@@ -133,7 +133,7 @@ def verdict(model: Model, asked: AskedSettings, chosen: Choice, budget: Budget) 
     text = f"{RULE_SEQS} sequences of {chosen.max_seq_len} tokens need {size_text(need)}"
     share = need / budget.memory_bytes if budget.memory_bytes else float("inf")
     if share <= RULE_SHARE:
-        return f"{text}, {share:.0%} of {size_text(budget.memory_bytes)}: this memory is enough (rule: below 80 %)"
+        return f"{text}, {100 * share:.0f} % of {size_text(budget.memory_bytes)}: this memory is enough (rule: below 80 %)"
     if budget.is_users:
         return f"{text}, more than 80 % of the {size_text(budget.memory_bytes)} they may use (memory.budget)"
     wanted_gib = need / RULE_SHARE / GIB
