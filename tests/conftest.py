@@ -114,5 +114,8 @@ def start_server(laya_home: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="session")
 def server(start_server: Callable[..., RunningServer]) -> RunningServer:
-    """The default model, 2 sequences of 4096 tokens. Shared: tests leave it idle."""
-    return start_server("smollm2", "--max-num-seqs", "2", "--max-seq-len", "4096")
+    """The default model, 2 sequences of 4096 tokens. Shared: tests leave it idle.
+
+    One thread: with as many as there are cores, each program beside it (the tests are one) slows it down many times.
+    """
+    return start_server("smollm2", "--max-num-seqs", "2", "--max-seq-len", "4096", "--n-threads", "1")

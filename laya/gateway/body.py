@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from laya.errors import InvalidRequest, LayaError
+from laya.errors import InvalidRequest
 from laya.types import EndpointKind
 
 Raw: TypeAlias = msgspec.Raw
@@ -116,6 +116,7 @@ class ParsedBody:
     wants_stream = False
     wants_usage_event = False
     max_tokens: int | None = None
+    n_choices = 1  # of each prompt
     n_seqs = 1
 
     def __init__(self, kind: EndpointKind, data: bytes, head: Head) -> None:
@@ -134,7 +135,7 @@ class ParsedBody:
             self.wants_stream = True
             self.wants_usage_event = bool(head.stream_options and head.stream_options.include_usage)
         self.max_tokens = head.max_tokens
-        self.n_seqs = head.n or 1
+        self.n_choices = self.n_seqs = head.n or 1
         if isinstance(head, ChatHead):
             self.max_tokens = head.max_completion_tokens or head.max_tokens
             self.prompt_bound_tokens += 16 * len(head.messages)
@@ -169,7 +170,7 @@ def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
     except msgspec.ValidationError as error:
         raise _explain(error, data) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"The request body is not valid JSON: {error}") from None
+        raise _not_json(error) from None
     required = _REQUIRED[kind]
     if not getattr(head, required):
         raise InvalidRequest(f"'{required}' is missing or empty.", param=required)
@@ -199,7 +200,13 @@ def _check_completion(head: CompletionHead) -> None:
         raise InvalidRequest(f"'best_of' ({head.best_of}) above 'n' is not supported.", param="best_of")
 
 
-def _explain(error: msgspec.ValidationError, data: bytes) -> LayaError:
+def _not_json(error: Exception) -> InvalidRequest:
+    if isinstance(error, RecursionError):
+        return InvalidRequest("The request body is nested too deeply.")
+    return InvalidRequest(f"The request body is not valid JSON: {error}.")
+
+
+def _explain(error: msgspec.ValidationError, data: bytes) -> InvalidRequest:
     """msgspec names the place; users also want the value that stands there."""
     match = _PATH.match(str(error))
     reason, path = (match.group(1), match.group(2)) if match else (str(error), None)
@@ -207,16 +214,17 @@ def _explain(error: msgspec.ValidationError, data: bytes) -> LayaError:
     if not path:
         return InvalidRequest(f"The request body has the wrong shape: {reason}.")
     where = path.lstrip(".")
-    value = _value_at(data, where)
+    try:
+        value = _value_at(data, where)
+    except (msgspec.DecodeError, RecursionError) as fault:  # the decoder stopped at the field, before a worse fault
+        return _not_json(fault)
     return InvalidRequest(f"'{where}' is {value}: {reason}.", param=where)
 
 
 def _value_at(data: bytes, where: str) -> str:
-    value = msgspec.json.decode(data)
+    """The JSON at a place such as `messages[0].role`, as it was written. Raises DecodeError, RecursionError."""
+    raw: Any = data
     for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", where):
-        try:
-            value = value[int(index)] if index else value[name]
-        except (KeyError, IndexError, TypeError):
-            return "not right"
-    text = msgspec.json.encode(value).decode()
+        raw = msgspec.json.decode(raw, type=list[Raw])[int(index)] if index else _FIELDS.decode(raw)[name]
+    text = bytes(raw).decode(errors="replace")
     return text if len(text) <= 60 else text[:57] + "..."

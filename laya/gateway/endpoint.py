@@ -79,6 +79,8 @@ class Endpoint:
         if admission is None or parsed is None or self.planned is None:
             return False
         n_seqs = parsed.n_seqs
+        if parsed.n_choices <= admission.max_num_seqs:  # the choices of a prompt run together, prompts take turns
+            n_seqs = min(n_seqs, admission.max_num_seqs)
         tokens = self.promised_tokens(exchange) * n_seqs
         if not admission.can_ever_fit(n_seqs, tokens):
             raise self._never(n_seqs, tokens)
