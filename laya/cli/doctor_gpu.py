@@ -21,8 +21,8 @@ OWN_MEMORY_BYTES = 2 * GIB  # an AMD device with more than this is a card, with 
 _QUERY = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
 _NVIDIA, _AMD, _INTEL = "0x10de", "0x1002", "0x8086"
 _CURE = (
-    "GPU engines are not part of this version; engine_path in config.yaml may name a script that runs a "
-    'llama-server you built for the GPU: exec llama-server "$@" --n-gpu-layers 99   (its GPU memory is not planned)'
+    "no GPU engine is part of this version; engine_path may name a script of yours: "
+    'exec llama-server "$@" --n-gpu-layers 99   (GPU memory is not planned)'
 )
 
 AskNvidia = Callable[[], str]

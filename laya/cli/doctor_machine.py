@@ -190,7 +190,9 @@ def oom_daemon(root: Path) -> Finding:
         return ok("oom", f"{' and '.join(running)} running")
     if in_container(root):
         return ok("oom", "earlyoom and systemd-oomd cannot be seen from inside a container")
-    install = next((verb for tool, verb in _INSTALLERS.items() if (root / "usr/bin" / tool).exists()), "install")
+    install = next((verb for tool, verb in _INSTALLERS.items() if (root / "usr/bin" / tool).exists()), None)
+    if install is None:
+        return warn("oom", "no earlyoom or systemd-oomd", "install earlyoom with this system's package manager")
     start = "" if "apt" in install else " && sudo systemctl enable --now earlyoom"
     return warn("oom", "no earlyoom or systemd-oomd", f"{install} earlyoom{start}")
 

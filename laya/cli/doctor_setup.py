@@ -160,7 +160,7 @@ def _models(count: int) -> str:
 def hub(environ: Mapping[str, str]) -> Finding:
     """What downloads from the Hugging Face hub will use. The hub itself is not asked."""
     endpoint = environ.get("HF_ENDPOINT", "")
-    token = "set" if environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") else "not set"
+    token = "set" if environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") else _login(environ)
     parts = urlsplit(endpoint)
     if endpoint and (parts.scheme not in ("http", "https") or not parts.hostname):
         return must_fix("hub", "HF_ENDPOINT is not an address that begins with https://", "unset HF_ENDPOINT")
@@ -170,3 +170,11 @@ def hub(environ: Mapping[str, str]) -> Finding:
     if environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return warn("hub", f"{seen}; HF_HUB_OFFLINE stops pulls from it", "unset HF_HUB_OFFLINE")
     return ok("hub", seen)
+
+
+def _login(environ: Mapping[str, str]) -> str:
+    """Whether the hub's own tools keep a login here; its file is not opened."""
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache")
+    home = Path(environ.get("HF_HOME") or cache / "huggingface")
+    kept = Path(environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
+    return "not set but a login is kept" if kept.is_file() else "not set"
