@@ -14,9 +14,10 @@ import msgspec
 
 from laya.gateway.assemble import UsageSum, completion_logprobs, encode
 
-_MARK = re.compile(rb'"prompt_progress"|"usage"\s*:\s*\{|"error"\s*:|data: null|data: \[DONE\]')
+_MARK = re.compile(rb'"prompt_progress"|"usage"\s*:\s*\{|"error"\s*:|data: *null|data: *\[DONE\]')
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 DONE = b"data: [DONE]\n\n"
+EVENT_LIMIT_BYTES = 16 * 1024 * 1024
 
 
 def event_bytes(body: dict[str, Any]) -> bytes:
@@ -41,18 +42,21 @@ class EventReader:
         if self._tail:
             data = self._tail + data
             self._tail = b""
+        if b"\r" in data:  # some engines end lines so; inside an event's JSON it would be escaped
+            data = data.replace(b"\r\n", b"\n")
         if data.endswith(b"\n\n"):
             return data
-        end = data.rfind(b"\n\n") + 2
-        if end == 1:
-            self._tail = data
-            return b""
+        end = data.rfind(b"\n\n")
+        end = 0 if end < 0 else end + 2
         self._tail = data[end:]
+        if len(self._tail) > EVENT_LIMIT_BYTES:
+            self.error = {"message": f"the engine sent an event that has no end within {EVENT_LIMIT_BYTES} bytes"}
         return data[:end]
 
     def _take(self, raw: bytes) -> dict[str, Any] | None:
         """One event's JSON, or None where nothing of it is for the client."""
-        payload = raw[5:].strip() if raw.startswith(b"data:") else b""
+        line = raw if raw.startswith(b"data:") else raw[raw.find(b"\ndata:") + 1 :]  # behind `event:` or `id:` lines
+        payload = line[5:].strip() if line.startswith(b"data:") else b""
         if payload == b"[DONE]":
             self.done = True
             return None
