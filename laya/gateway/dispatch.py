@@ -176,8 +176,10 @@ class Dispatcher:
         bound = parsed.prompt_bound_tokens + endpoint.template_bytes
         if not parsed.generates:
             return bound > planned.n_ubatch
+        if planned.kv_unified:
+            return True  # promising a shared pool bytes for tokens would leave most of it empty
         if parsed.max_tokens is None:
-            # the engine's own end of context is ours only where its slot is not padded and not shared
+            # the engine's own end of context is ours only where its slot is not padded
             return bound > planned.max_seq_len or planned.slot_tokens != planned.max_seq_len
         return bound + parsed.max_tokens > planned.max_seq_len
 

@@ -216,7 +216,9 @@ def test_result_of_a_tool_goes_back_to_the_model(server: Serving) -> None:
     ]
     answer = ask(server, messages=messages, tools=TOOLS, max_tokens=4)
     assert answer.choices[0].message.content
-    assert answer.usage.prompt_tokens > ask(server, messages=messages[:1], tools=TOOLS, max_tokens=1).usage.prompt_tokens
+    assert (
+        answer.usage.prompt_tokens > ask(server, messages=messages[:1], tools=TOOLS, max_tokens=1).usage.prompt_tokens
+    )
 
 
 def test_conversation_with_every_role_is_read(server: Serving) -> None:
