@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -62,7 +63,7 @@ class KeyRing:
 
     def _check_host(self, value: bytes) -> None:
         host = value.decode("latin-1").rsplit(":", 1)[0] if not value.endswith(b"]") else value.decode("latin-1")
-        if host.lower() not in _LOOPBACK_NAMES and not host.startswith("127."):
+        if not _is_loopback(host.lower()):
             raise Forbidden(
                 f"Without an API key this server answers to loopback names only, not to '{host}'. "
                 f"`laya serve --lan` makes a key."
@@ -71,6 +72,17 @@ class KeyRing:
             self._seen_hosts.add(value)
 
     def _check_origin(self, origin: str) -> None:
-        host = urlsplit(origin).hostname or origin
+        try:
+            host = urlsplit(origin).hostname or origin
+        except ValueError:
+            host = origin
         if host not in _LOOPBACK_NAMES and origin not in self.origins:
             raise Forbidden(f"Requests from the origin '{origin}' are not allowed (server.cors_origins).")
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether this can only be this machine; a name such as 127.example.org can be anywhere."""
+    try:
+        return host in _LOOPBACK_NAMES or ipaddress.IPv4Address(host).is_loopback
+    except ValueError:
+        return False
