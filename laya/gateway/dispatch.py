@@ -140,6 +140,8 @@ class Dispatcher:
             endpoint.enqueue(exchange)
             self.fleet.wake(endpoint)  # 4 ready: the queue is pumped when the engine is there
         elif self._must_count(exchange, endpoint):
+            endpoint.check_queue()
+            endpoint.n_counting += 1
             self._spawn(self._count_then_admit(exchange, endpoint))
         elif not endpoint.queue and endpoint.try_reserve(exchange):
             self._relay(exchange, endpoint)
@@ -155,6 +157,7 @@ class Dispatcher:
                 continue
             if self._must_count(exchange, endpoint):
                 endpoint.queue.popleft()
+                endpoint.n_counting += 1
                 self._spawn(self._count_then_admit(exchange, endpoint, first=True))
                 continue
             try:
@@ -188,7 +191,10 @@ class Dispatcher:
         pool, parsed, planned = endpoint.pool, exchange.parsed, endpoint.planned
         assert pool is not None and parsed is not None and planned is not None
         try:
-            exchange.prompt_tokens = n_tokens = await self._count_tokens(endpoint, parsed)
+            try:
+                exchange.prompt_tokens = n_tokens = await self._count_tokens(endpoint, parsed)
+            finally:
+                endpoint.n_counting -= 1
             if exchange.outcome is not None:
                 return
             embeds = not parsed.generates

@@ -38,6 +38,7 @@ class Endpoint:
         self.queue: deque[Exchange] = deque()
         self.live: set[Exchange] = set()
         self.template_bytes = 0
+        self.n_counting = 0  # requests whose tokens are being counted, before they are admitted or queued
         self.mean_service_s = 1.0
         self.mean_load_s = 5.0
         self.last_used_s = time.monotonic()
@@ -126,20 +127,25 @@ class Endpoint:
     # the queue
     def enqueue(self, exchange: Exchange, *, first: bool = False) -> None:
         """Wait in line; `first`: it was the first in line before. Raises QueueFull with an honest Retry-After."""
-        self.drop_ended()
         if first:
             self.queue.appendleft(exchange)
             return
-        if len(self.queue) >= self.settings.queue_size:
-            error = ModelLoading if self.pool is None else QueueFull
-            raise error(
-                f"{len(self.queue)} requests wait for '{self.model_id}' already (queue_size).", self.expected_wait_s()
-            )
+        self.check_queue()
         limit_s = self.settings.queue_timeout_s
         if self.pool is None:
             limit_s += self.settings.load_timeout_s
         exchange.deadline_s = time.monotonic() + limit_s
         self.queue.append(exchange)
+
+    def check_queue(self) -> None:
+        """Raise QueueFull, or ModelLoading, where no more may wait."""
+        self.drop_ended()
+        if len(self.queue) + self.n_counting >= self.settings.queue_size:
+            error = ModelLoading if self.pool is None else QueueFull
+            raise error(
+                f"{len(self.queue) + self.n_counting} requests wait for '{self.model_id}' already (queue_size).",
+                self.expected_wait_s(),
+            )
 
     def drop_ended(self) -> None:
         """Forget waiting requests whose clients have left."""

@@ -19,6 +19,7 @@ from laya.types import EngineAddress
 logger = logging.getLogger(__name__)
 IDLE_LIMIT_S = 4.0
 USES_LIMIT = 90
+FETCHES_AT_ONCE = 4  # an engine gives each open connection a thread, and has few beyond its sequences
 HIGH_WATER_BYTES = 256 * 1024
 
 
@@ -128,6 +129,7 @@ class UpstreamPool:
         self._idle: list[UpstreamConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._asking = asyncio.Semaphore(FETCHES_AT_ONCE)
         key = f"authorization: Bearer {address.api_key}\r\n" if address.api_key else ""
         head = f"host: {address.host}:{address.port}\r\n{key}content-type: application/json\r\ncontent-length: "
         self._head = head.encode()
@@ -180,6 +182,10 @@ class UpstreamPool:
 
     async def fetch(self, method: str, path: str, body: bytes = b"", deadline_s: float = 30.0) -> tuple[int, bytes]:
         """One small request, answered whole: (status, body). Raises OSError when the engine can't be reached."""
+        async with self._asking:
+            return await self._fetch(method, path, body, deadline_s)
+
+    async def _fetch(self, method: str, path: str, body: bytes, deadline_s: float) -> tuple[int, bytes]:
         future: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         collector = _Collector(future)
         connection = self.take()
