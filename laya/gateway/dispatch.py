@@ -188,25 +188,15 @@ class Dispatcher:
 
     async def _count_then_admit(self, exchange: Exchange, endpoint: Endpoint, *, first: bool = False) -> None:
         """Ask the engine's tokenizer, refuse or clamp by the exact number, go on with step 3."""
-        pool, parsed, planned = endpoint.pool, exchange.parsed, endpoint.planned
-        assert pool is not None and parsed is not None and planned is not None
         try:
             try:
-                exchange.prompt_tokens = n_tokens = await self._count_tokens(endpoint, parsed)
+                if endpoint.pool is not None and exchange.outcome is None:
+                    await self._settle_length(exchange, endpoint)
             finally:
                 endpoint.n_counting -= 1
             if exchange.outcome is not None:
                 return
-            embeds = not parsed.generates
-            limit = planned.n_ubatch if embeds else planned.max_seq_len
-            if n_tokens > limit or (n_tokens == limit and not embeds):
-                param = "messages" if isinstance(parsed.head, ChatHead) else "input" if embeds else "prompt"
-                raise ContextLengthExceeded(limit, n_tokens, param=param)
-            room = planned.max_seq_len - n_tokens
-            if not embeds and parsed.max_tokens is not None and parsed.max_tokens > room:
-                exchange.extra_headers.append(b"x-laya-max-tokens: %d\r\n" % room)
-                parsed.max_tokens = room
-            if endpoint.pool is None:
+            if endpoint.pool is None:  # the engine went away meanwhile
                 self._admit(exchange, endpoint)
             elif (first or not endpoint.queue) and endpoint.try_reserve(exchange):
                 self._relay(exchange, endpoint)
@@ -218,6 +208,23 @@ class Dispatcher:
             exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' could not count the prompt: {error}"))
         except Exception as error:
             self._fail_unforeseen(exchange, error)
+
+    async def _settle_length(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        """Count the prompt; lower max_tokens to what the context still holds. Raises ContextLengthExceeded."""
+        parsed, planned = exchange.parsed, endpoint.planned
+        assert parsed is not None and planned is not None
+        exchange.prompt_tokens = n_tokens = await self._count_tokens(endpoint, parsed)
+        if not parsed.generates:
+            if n_tokens > planned.n_ubatch:
+                raise ContextLengthExceeded(planned.n_ubatch, n_tokens, param="input")
+            return
+        room = planned.max_seq_len - n_tokens
+        if room <= 0:
+            param = "messages" if isinstance(parsed.head, ChatHead) else "prompt"
+            raise ContextLengthExceeded(planned.max_seq_len, n_tokens, param=param)
+        if parsed.max_tokens is not None and parsed.max_tokens > room:
+            exchange.extra_headers.append(b"x-laya-max-tokens: %d\r\n" % room)
+            parsed.max_tokens = room
 
     async def _count_tokens(self, endpoint: Endpoint, parsed: ParsedBody) -> int:
         """Exact prompt tokens of one sequence (of the longest, where there are several prompts)."""
