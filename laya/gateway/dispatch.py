@@ -12,16 +12,14 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from laya.errors import (
-    ContextLengthExceeded,
     EngineFailed,
     InvalidRequest,
     LayaError,
     NotSupported,
 )
-from laya.gateway.body import ChatHead, CompletionHead, EmbeddingHead, ParsedBody, RerankHead, parse_body
+from laya.gateway.body import CompletionHead, ParsedBody, parse_body
+from laya.gateway.length import must_count, settle_length
 from laya.gateway.relay import relay_for
 from laya.gateway.upstream import UpstreamConnection
 from laya.routing import NO_ENDPOINT, UNKNOWN_MODEL
@@ -139,7 +137,7 @@ class Dispatcher:
         if endpoint.pool is None:
             endpoint.enqueue(exchange)
             self.fleet.wake(endpoint)  # 4 ready: the queue is pumped when the engine is there
-        elif self._must_count(exchange, endpoint):
+        elif must_count(exchange, endpoint):
             endpoint.check_queue()
             endpoint.n_counting += 1
             self._spawn(self._count_then_admit(exchange, endpoint))
@@ -155,7 +153,7 @@ class Dispatcher:
             if exchange.outcome is not None:
                 endpoint.queue.popleft()
                 continue
-            if self._must_count(exchange, endpoint):
+            if must_count(exchange, endpoint):
                 endpoint.queue.popleft()
                 endpoint.n_counting += 1
                 self._spawn(self._count_then_admit(exchange, endpoint, first=True))
@@ -170,28 +168,12 @@ class Dispatcher:
             endpoint.queue.popleft()
             self._relay(exchange, endpoint)
 
-    def _must_count(self, exchange: Exchange, endpoint: Endpoint) -> bool:
-        """Whether the bound from the prompt's bytes does not settle that it fits, so that tokens must be counted."""
-        parsed, planned = exchange.parsed, endpoint.planned
-        assert parsed is not None and planned is not None
-        if exchange.prompt_tokens is not None:
-            return False
-        bound = parsed.prompt_bound_tokens + endpoint.template_bytes
-        if not parsed.generates:
-            return bound > planned.n_ubatch
-        if planned.kv_unified:
-            return True  # promising a shared pool bytes for tokens would leave most of it empty
-        if parsed.max_tokens is None:
-            # the engine's own end of context is ours only where its slot is not padded
-            return bound > planned.max_seq_len or planned.slot_tokens != planned.max_seq_len
-        return bound + parsed.max_tokens > planned.max_seq_len
-
     async def _count_then_admit(self, exchange: Exchange, endpoint: Endpoint, *, first: bool = False) -> None:
         """Ask the engine's tokenizer, refuse or clamp by the exact number, go on with step 3."""
         try:
             try:
                 if endpoint.pool is not None and exchange.outcome is None:
-                    await self._settle_length(exchange, endpoint)
+                    await settle_length(exchange, endpoint)
             finally:
                 endpoint.n_counting -= 1
             if exchange.outcome is not None:
@@ -208,46 +190,6 @@ class Dispatcher:
             exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' could not count the prompt: {error}"))
         except Exception as error:
             self._fail_unforeseen(exchange, error)
-
-    async def _settle_length(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        """Count the prompt; lower max_tokens to what the context still holds. Raises ContextLengthExceeded."""
-        parsed, planned = exchange.parsed, endpoint.planned
-        assert parsed is not None and planned is not None
-        exchange.prompt_tokens = n_tokens = await self._count_tokens(endpoint, parsed)
-        if not parsed.generates:
-            if n_tokens > planned.n_ubatch:
-                raise ContextLengthExceeded(planned.n_ubatch, n_tokens, param="input")
-            return
-        room = planned.max_seq_len - n_tokens
-        if room <= 0:
-            param = "messages" if isinstance(parsed.head, ChatHead) else "prompt"
-            raise ContextLengthExceeded(planned.max_seq_len, n_tokens, param=param)
-        if parsed.max_tokens is not None and parsed.max_tokens > room:
-            exchange.extra_headers.append(b"x-laya-max-tokens: %d\r\n" % room)
-            parsed.max_tokens = room
-
-    async def _count_tokens(self, endpoint: Endpoint, parsed: ParsedBody) -> int:
-        """Exact prompt tokens of one sequence (of the longest, where there are several prompts)."""
-        pool = endpoint.pool
-        assert pool is not None
-        head = parsed.head
-        if isinstance(head, ChatHead):
-            body = parsed.edited({}, drop=("stream", "n"))
-            status, answer = await pool.fetch("POST", "/v1/chat/completions/input_tokens", body)
-            if status != 200:
-                raise InvalidRequest(_message_of(answer))
-            return int(msgspec.json.decode(answer)["input_tokens"])
-        counts = [0]
-        for text in _texts_of(head):
-            if not isinstance(text, str):
-                counts.append(len(text))
-                continue
-            request = msgspec.json.encode({"content": text, "add_special": True})
-            status, answer = await pool.fetch("POST", "/tokenize", request)
-            if status != 200:
-                raise InvalidRequest(_message_of(answer))
-            counts.append(len(msgspec.json.decode(answer)["tokens"]))
-        return max(counts)
 
     # 5 relay
     def _relay(self, exchange: Exchange, endpoint: Endpoint) -> None:
@@ -350,24 +292,3 @@ class Dispatcher:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _texts_of(head: object) -> list[Any]:
-    """The prompts of a body that is not a chat: strings to be counted, or lists of token ids."""
-    if isinstance(head, CompletionHead):
-        given: Any = head.prompt
-    elif isinstance(head, EmbeddingHead):
-        given = head.input
-    else:
-        assert isinstance(head, RerankHead)
-        return [head.query + (text if isinstance(text, str) else str(text)) for text in head.documents]
-    if isinstance(given, str):
-        return [given]
-    return [given] if given and isinstance(given[0], int) else list(given)
-
-
-def _message_of(answer: bytes) -> str:
-    try:
-        return str(msgspec.json.decode(answer)["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return "the engine could not read the prompt"
