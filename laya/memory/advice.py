@@ -131,12 +131,12 @@ def verdict(model: Model, asked: AskedSettings, chosen: Choice, budget: Budget) 
     two = msgspec.structs.replace(chosen, max_num_seqs=RULE_SEQS)
     need = need_bytes(model, asked, two)
     text = f"{RULE_SEQS} sequences of {chosen.max_seq_len} tokens need {size_text(need)}"
-    share = need / budget.memory_bytes if budget.memory_bytes else float("inf")
-    if share <= RULE_SHARE:
-        return f"{text}, {100 * share:.0f} % of {size_text(budget.memory_bytes)}: this memory is enough (rule: below 80 %)"
+    memory = size_text(budget.memory_bytes)
+    if need <= RULE_SHARE * budget.memory_bytes:
+        return f"{text}, {100 * need / budget.memory_bytes:.0f} % of {memory}: this memory is enough (rule: below 80 %)"
     if budget.is_users:
-        return f"{text}, more than 80 % of the {size_text(budget.memory_bytes)} they may use (memory.budget)"
+        return f"{text}, more than 80 % of the {memory} they may use (memory.budget)"
     wanted_gib = need / RULE_SHARE / GIB
     sold = next((size for size in SOLD_GIB if size >= wanted_gib), None)
     buy = f"{sold} GiB of memory" if sold else "more memory than one machine has"
-    return f"{text}, more than 80 % of {size_text(budget.memory_bytes)}: {buy}, or a smaller model or context"
+    return f"{text}, more than 80 % of {memory}: {buy}, or a smaller model or context"

@@ -130,12 +130,9 @@ def output(load: Load) -> int:
 
 def overhead(load: Load) -> int:
     facts, settings, engine = load.facts, load.settings, load.engine
-    return engine.process_bytes + model_overhead(load) + (
-        engine.sequence_bytes * settings.max_num_seqs
-        + engine.thread_bytes * settings.n_threads
-        + engine.token_bytes * facts.n_tokens
-        + engine.merge_bytes * facts.n_merges
-    )
+    vocabulary = engine.token_bytes * facts.n_tokens + engine.merge_bytes * facts.n_merges
+    workers = engine.sequence_bytes * settings.max_num_seqs + engine.thread_bytes * settings.n_threads
+    return engine.process_bytes + vocabulary + workers + model_overhead(load)
 
 
 def model_overhead(load: Load) -> int:

@@ -1,0 +1,127 @@
+"""The model shape that GGUF metadata describes, with llama.cpp's defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laya.errors import BadModelFile
+from laya.memory.gguf import ArrayInfo, read_header
+from laya.memory.shape import ModelShape, read_shape
+
+LLAMA: dict[str, Any] = {
+    "general.architecture": "llama",
+    "llama.block_count": 4,
+    "llama.context_length": 8192,
+    "llama.embedding_length": 512,
+    "llama.feed_forward_length": 1536,
+    "llama.attention.head_count": 8,
+    "tokenizer.ggml.tokens": ArrayInfo(8, 32000, 200_000),
+}
+
+
+def shape(**changes: Any) -> ModelShape:
+    """LLAMA with dotted keys written with `__`; None removes one."""
+    metadata = LLAMA | {f"llama.{key.replace('__', '.')}": value for key, value in changes.items()}
+    return read_shape(Path("m.gguf"), {key: value for key, value in metadata.items() if value is not None})
+
+
+def test_shape_of_the_default_model(smollm2_path: Path) -> None:
+    found = read_shape(smollm2_path, read_header(smollm2_path).metadata)
+    assert (found.architecture, found.n_layer, found.n_embd, found.n_ff) == ("llama", 30, 576, 1536)
+    assert (found.n_head, found.n_head_kv) == ((9,) * 30, (3,) * 30)
+    assert (found.head_dim_k, found.head_dim_v, found.n_vocab, found.n_ctx_train) == (64, 64, 49152, 8192)
+    assert found.chat_template is not None
+    assert "<|im_start|>" in found.chat_template
+    assert (found.file_type, found.bound, found.has_rope_scaling) == ("Q4_1", None, False)
+
+
+def test_missing_keys_take_the_engines_defaults() -> None:
+    found = shape()
+    assert found.n_head_kv == (8, 8, 8, 8)
+    assert (found.head_dim_k, found.head_dim_v) == (64, 64)
+    assert found.n_vocab == 32000
+    assert found.is_causal
+
+
+def test_head_counts_may_differ_by_layer() -> None:
+    found = shape(attention__head_count_kv=(2, 0, 4, 0), attention__key_length=128, attention__value_length=64)
+    assert found.kv_elements == ((256, 128), (0, 0), (512, 256), (0, 0))
+
+
+def test_vocabulary_size_stands_in_for_a_missing_token_list() -> None:
+    metadata = {key: value for key, value in LLAMA.items() if not key.startswith("tokenizer")}
+    assert read_shape(Path("m.gguf"), metadata | {"llama.vocab_size": 99}).n_vocab == 99
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rope__scaling__type": "yarn"}, True),
+        ({"rope__scaling__factor": 4.0}, True),
+        ({"rope__scaling__type": "none", "rope__scaling__factor": 1.0}, False),
+        ({}, False),
+    ],
+)
+def test_rope_scaling_is_seen(changes: dict[str, Any], expected: bool) -> None:
+    assert shape(**changes).has_rope_scaling is expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ssm__state_size": 128}, "recurrent"),
+        ({"wkv__head_size": 64}, "recurrent"),
+        ({"attention__kv_lora_rank": 512}, "latent"),
+        ({"attention__shared_kv_layers": 10}, "share a cache"),
+    ],
+)
+def test_attention_that_is_not_dense_gets_a_named_bound(changes: dict[str, Any], words: str) -> None:
+    bound = shape(**changes).bound
+    assert bound is not None
+    assert words in bound
+
+
+def test_unknown_architecture_gets_a_named_bound_and_a_window_one_too() -> None:
+    metadata = {key.replace("llama.", "newarch."): value for key, value in LLAMA.items()}
+    metadata["general.architecture"] = "newarch"
+    assert "newarch" in (read_shape(Path("m.gguf"), metadata).bound or "")
+    metadata["newarch.attention.sliding_window"] = 512
+    assert "sliding-window" in (read_shape(Path("m.gguf"), metadata).bound or "")
+
+
+def test_llama_ignores_a_sliding_window_as_the_engine_does() -> None:
+    assert shape(attention__sliding_window=4096).bound is None
+
+
+def test_encoder_keeps_no_tokens() -> None:
+    found = shape(attention__causal=False, pooling_type=1)
+    assert not found.is_causal
+    assert found.pooling == "mean"
+    assert found.kv_elements == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"block_count": None}, "llama.block_count is missing"),
+        ({"block_count": 1 << 40}, "llama.block_count is 1099511627776"),
+        ({"embedding_length": "wide"}, "llama.embedding_length is 'wide'"),
+        ({"attention__head_count_kv": (1, 2)}, "head_count_kv is not a count for each of 4 layers"),
+        ({"attention__head_count_kv": (1, 2, 3, -1)}, "head_count_kv is not a count"),
+        ({"context_length": True}, "llama.context_length is True"),
+    ],
+)
+def test_impossible_keys_are_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadModelFile, match=words.replace("(", r"\(")) as caught:
+        shape(**changes)
+    assert "m.gguf" in caught.value.message
+
+
+def test_file_without_architecture_or_of_a_projector_is_refused() -> None:
+    with pytest.raises(BadModelFile, match=r"no general\.architecture"):
+        read_shape(Path("m.gguf"), {})
+    with pytest.raises(BadModelFile, match="projector"):
+        read_shape(Path("m.gguf"), {"general.architecture": "clip"})
