@@ -117,6 +117,7 @@ class EngineAddress(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     api_key: str | None
+    keeps_streams: bool = True  # False: it closes the connection after a streamed answer, whatever its headers say
     cancels_whole: bool  # True: a whole (non-streamed) answer is cancelled when the client leaves, so it is relayed raw
 
 

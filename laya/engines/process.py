@@ -189,7 +189,9 @@ class EngineProcess:
     async def _become_ready(self) -> EngineAddress:
         assert self._listening is not None
         host, _, port = (await self._listening).rpartition(":")
-        address = EngineAddress(host=host, port=int(port), api_key=self._api_key, cancels_whole=False)
+        address = EngineAddress(
+            host=host, port=int(port), api_key=self._api_key, cancels_whole=False, keeps_streams=False
+        )
         try:
             await until_it_answers(address, self.settings.planned.task)
         except EngineFailed as error:

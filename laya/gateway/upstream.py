@@ -106,7 +106,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self._keep = bool(self._parser.should_keep_alive())
+        keeps = self._pool.address.keeps_streams or b"content-length" in self._headers
+        self._keep = keeps and bool(self._parser.should_keep_alive())
         if self._handler is not None:
             self._handler.on_head(self._parser.get_status_code(), self._headers)
 
@@ -186,21 +187,32 @@ class UpstreamPool:
             return await self._fetch(method, path, body, deadline_s)
 
     async def _fetch(self, method: str, path: str, body: bytes, deadline_s: float) -> tuple[int, bytes]:
-        future: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        collector = _Collector(future)
+        request = self.request_bytes(f"{method} {path}".encode(), body)
         connection = self.take()
-        if connection is None:
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: UpstreamConnection(self), self.address.host, self.address.port
-            )
-        connection.send(self.request_bytes(f"{method} {path}".encode(), body), collector)
+        if connection is not None:
+            try:
+                return await self._answer(connection, request, deadline_s)
+            except _ClosedUnread:
+                logger.debug("a kept connection was closed; %s goes over a new one", path)
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: UpstreamConnection(self), self.address.host, self.address.port
+        )
+        return await self._answer(connection, request, deadline_s)
+
+    async def _answer(self, connection: UpstreamConnection, request: bytes, deadline_s: float) -> tuple[int, bytes]:
+        future: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        connection.send(request, _Collector(future))
         try:
             return await asyncio.wait_for(future, deadline_s)
         except (asyncio.TimeoutError, asyncio.CancelledError) as error:
             connection.abort()
             if isinstance(error, asyncio.CancelledError):
                 raise
-            raise OSError(f"no answer to {path} within {deadline_s:.0f} s") from None
+            raise OSError(f"no answer within {deadline_s:.0f} s") from None
+
+
+class _ClosedUnread(OSError):
+    """A kept connection was closed before it read the request, which may be sent once more."""
 
 
 class _Collector:
@@ -223,4 +235,4 @@ class _Collector:
 
     def on_broken(self, reason: str, *, reusable: bool) -> None:
         if not self._future.done():
-            self._future.set_exception(OSError(reason))
+            self._future.set_exception(_ClosedUnread(reason) if reusable else OSError(reason))
