@@ -100,6 +100,10 @@ class PayloadTooLarge(LayaError):
     code, type, http_status = "payload_too_large", "invalid_request_error", 413
 
 
+class HeadTooLarge(LayaError):
+    code, type, http_status = "head_too_large", "invalid_request_error", 431
+
+
 class InsufficientMemory(LayaError):
     """A model that does not fit. 422, never 5xx: trying again does not make memory."""
 
@@ -128,6 +132,12 @@ class QueueFull(LayaError):
 
 class QueueTimeout(QueueFull):
     code, type, http_status = "queue_timeout", "server_error", 503
+
+
+class ServerBusy(QueueFull):
+    """More bytes of request bodies at once than this server holds."""
+
+    code, type, http_status = "server_busy", "server_error", 503
 
 
 class ModelLoading(QueueFull):

@@ -22,8 +22,10 @@ import laya
 from laya.errors import EngineFailed, InvalidRequest, LayaError, NotFound, nearest
 from laya.gateway.auth import KeyRing
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.exchange import new_request_id
 from laya.gateway.fleet import Fleet
-from laya.gateway.protocol import HOT_PATHS
+from laya.gateway.hot_paths import HOT_PATHS
+from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES
 from laya.metrics import GatewayStats, LayaCollector
 from laya.routing import NATIVE
 
@@ -52,10 +54,11 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        request_id = next((value for name, value in headers if name == b"x-request-id" and len(value) <= 128), None)
+        given = next((value for name, value in headers if name == b"x-request-id"), b"")
+        request_id = given if 0 < len(given) <= REQUEST_ID_LIMIT_BYTES else new_request_id()
 
         async def send_with_id(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start" and request_id is not None:
+            if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
             await send(message)
 
@@ -214,7 +217,8 @@ def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
         assert isinstance(error, HTTPException)
         path = request.url.path
         if error.status_code == 405 or path.encode() in HOT_PATHS:
-            allow = "POST" if path.encode() in HOT_PATHS else (error.headers or {}).get("Allow", "GET")
+            methods = "POST" if path.encode() in HOT_PATHS else (error.headers or {}).get("Allow", "GET")
+            allow = ", ".join(sorted(methods.split(", ")))
             fault: LayaError = MethodNotAllowed(f"{request.method} is not allowed on {path}; use {allow}.")
             return reply(fault.body(), 405, {"allow": allow})
         close = nearest(path, known)

@@ -156,6 +156,14 @@ class ParsedBody:
         fields.update(changes)
         return _ENCODER.encode(fields)
 
+    def forget(self) -> None:
+        """Let go of what is large: the engine has it."""
+        self.data, self._fields = b"", None
+        if isinstance(self.head, ChatHead):
+            self.head.messages = []
+        elif isinstance(self.head, CompletionHead):
+            self.head.prompt = ""
+
 
 def _prompt_count(prompt: str | list[Any]) -> int:
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):

@@ -74,23 +74,26 @@ class Dispatcher:
                 self.fleet.find(exchange.header_model)
         except LayaError as error:
             exchange.early_error = error
+        except Exception as error:
+            exchange.early_error = self._unforeseen(exchange, error)
 
     def dispatch(self, exchange: Exchange) -> None:
         """The body is complete and it is this exchange's turn on its connection."""
         exchange.read_s = time.monotonic()
         try:
             parsed = exchange.parsed = parse_body(exchange.kind, bytes(exchange.body))  # 1 parse
+            exchange.body = b""  # `parsed` has it
             endpoint = exchange.endpoint = self._route(exchange, parsed)  # 2 route
             self._admit(exchange, endpoint)  # 3 admit
         except LayaError as error:
             exchange.fail(error)
         except Exception as error:
-            self._fail_unforeseen(exchange, error)
+            exchange.fail(self._unforeseen(exchange, error))
 
-    def _fail_unforeseen(self, exchange: Exchange, error: Exception) -> None:
+    def _unforeseen(self, exchange: Exchange, error: Exception) -> LayaError:
         """A fault of Laya's own: one request fails and says so, the log has the rest."""
         logger.error("request %s failed", exchange.request_id.decode("latin-1"), exc_info=error)
-        exchange.fail(LayaError("Laya failed on this request; its log says why."))
+        return LayaError("Laya failed on this request; its log says why.")
 
     # 2 route
     def _route(self, exchange: Exchange, parsed: ParsedBody) -> Endpoint:
@@ -189,7 +192,7 @@ class Dispatcher:
         except OSError as error:
             exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' could not count the prompt: {error}"))
         except Exception as error:
-            self._fail_unforeseen(exchange, error)
+            exchange.fail(self._unforeseen(exchange, error))
 
     # 5 relay
     def _relay(self, exchange: Exchange, endpoint: Endpoint) -> None:
@@ -197,7 +200,6 @@ class Dispatcher:
         exchange.sent_s = time.monotonic()
         endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
         exchange.upstream_body = self._engine_body(exchange, exchange.parsed, endpoint)
-        exchange.body = b""
         self._send(exchange, endpoint, fresh=False)
 
     def _engine_body(self, exchange: Exchange, parsed: ParsedBody, endpoint: Endpoint) -> bytes:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from laya.errors import EngineCrashed, EngineFailed, InvalidRequest, LayaError, PayloadTooLarge
+from laya.errors import EngineCrashed, EngineFailed, LayaError, PayloadTooLarge
 from laya.gateway.assemble import encode
+from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES, SMALL_BODY_BYTES, bodies_full, body_too_large
 from laya.gateway.sse import event_bytes
 from laya.types import EndpointKind
 
@@ -50,6 +51,7 @@ class Exchange:
     # request
     body: bytes | bytearray = b""
     body_complete = False
+    held_bytes = 0  # of its body, where it is not a small one
     expects_continue = False
     header_model: str | None = None
     header_session: str | None = None
@@ -104,17 +106,17 @@ class Exchange:
                 authorization = value
             elif name == b"content-length":
                 if int(value) > body_limit_bytes:
-                    self.early_error = too_large(int(value), body_limit_bytes)
+                    self.early_error = body_too_large(int(value), body_limit_bytes)
             elif name == b"x-laya-model":
                 self.header_model = value.decode("latin-1")
             elif name == b"x-session-id":
                 self.header_session = value.decode("latin-1")
-            elif name == b"x-request-id" and 0 < len(value) <= 128:
+            elif name == b"x-request-id" and 0 < len(value) <= REQUEST_ID_LIMIT_BYTES:
                 self.request_id = value
             elif name == b"expect" and value.lower() == b"100-continue":
                 self.expects_continue = True
         if not self.request_id:
-            self.request_id = _request_prefix + b"%d" % next(_request_numbers)
+            self.request_id = new_request_id()
         return authorization
 
     # the request comes in
@@ -128,7 +130,7 @@ class Exchange:
         elif self.expects_continue:
             self.protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def on_body(self, data: bytes, body_limit_bytes: int) -> None:
+    def on_body(self, data: bytes) -> None:
         if self.early_error is not None or self.response_complete:
             return
         if not self.body:
@@ -137,11 +139,29 @@ class Exchange:
             if isinstance(self.body, bytes):
                 self.body = bytearray(self.body)
             self.body += data
-        if len(self.body) > body_limit_bytes:
-            self.early_error = too_large(len(self.body), body_limit_bytes)
-            self.body = b""
-            if self.started:
-                self.fail(self.early_error)
+        limits, n_bytes = self.protocol.limits, len(self.body)
+        if n_bytes > limits.max_body_bytes:
+            self._refuse_body(body_too_large(n_bytes, limits.max_body_bytes))
+        elif n_bytes > SMALL_BODY_BYTES:
+            if limits.bodies.try_take(n_bytes - self.held_bytes):
+                self.held_bytes = n_bytes
+            else:
+                self._refuse_body(bodies_full(limits.bodies.limit_bytes))
+
+    def _refuse_body(self, error: LayaError) -> None:
+        self.early_error = error
+        self.let_go_of_body()
+        if self.started:
+            self.fail(error)
+
+    def let_go_of_body(self) -> None:
+        """Its engine answers, or nobody will read it: what it held is free for other requests."""
+        self.body = self.upstream_body = b""
+        if self.held_bytes:
+            self.protocol.limits.bodies.give_back(self.held_bytes)
+            self.held_bytes = 0
+            if self.parsed is not None:
+                self.parsed.forget()
 
     def on_body_complete(self) -> None:
         self.body_complete = True
@@ -245,7 +265,7 @@ class Exchange:
         if connection is not None:
             connection.abort()
         self.dispatcher.settle(self)
-        self.body = self.upstream_body = b""
+        self.let_go_of_body()
         if not self.disconnected:
             self.protocol.exchange_complete(self)
 
@@ -275,12 +295,5 @@ class Exchange:
         return state
 
 
-def too_large(n_bytes: int, limit_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(
-        f"The request body has {n_bytes} bytes or more; the limit is {limit_bytes} (server.max_body_bytes).",
-        limit_bytes=limit_bytes,
-    )
-
-
-def bad_http(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"This is not a valid HTTP request: {reason}.")
+def new_request_id() -> bytes:
+    return _request_prefix + b"%d" % next(_request_numbers)

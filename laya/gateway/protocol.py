@@ -6,6 +6,7 @@ socket. Deadlines are plain attributes that one sweep per server compares with t
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,34 +15,23 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from laya.errors import LayaError, RequestTimeout
 from laya.gateway.assemble import encode
-from laya.gateway.exchange import Exchange, bad_http
-from laya.types import EndpointKind
+from laya.gateway.exchange import Exchange
+from laya.gateway.hot_paths import hot_kind
+from laya.gateway.limits import (
+    BODY_RATE_BYTES_PER_S,
+    HEAD_LIMIT_BYTES,
+    STALL_S,
+    Limits,
+    bad_http,
+    head_bytes,
+    head_too_large,
+)
 
 if TYPE_CHECKING:
     from laya.gateway.dispatch import Dispatcher
 
-HOT_PATHS = {
-    b"/v1/chat/completions": EndpointKind.CHAT,
-    b"/v1/completions": EndpointKind.COMPLETION,
-    b"/v1/embeddings": EndpointKind.EMBEDDING,
-    b"/v1/rerank": EndpointKind.RERANK,
-    b"/rerank": EndpointKind.RERANK,
-}
-HEAD_LIMIT_BYTES = 64 * 1024
-LINGER_S = 5.0  # how long what a refused client still sends is read and thrown away, so that it gets to read why
-STALL_S = 120.0  # how long a client may leave its answer unread
-BODY_RATE_BYTES_PER_S = 64 * 1024  # slower than this, after the first `body_timeout_s`, is a client that holds a place
+logger = logging.getLogger(__name__)
 _NEVER = float("inf")
-
-
-class Limits:
-    """What a connection may take; from the config's `server` section."""
-
-    def __init__(self, *, max_body_bytes: int, header_timeout_s: float, body_timeout_s: float, keep_alive_s: float):
-        self.max_body_bytes = max_body_bytes
-        self.header_timeout_s = header_timeout_s
-        self.body_timeout_s = body_timeout_s
-        self.keep_alive_s = keep_alive_s
 
 
 class LayaProtocol(HttpToolsProtocol):
@@ -55,117 +45,159 @@ class LayaProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline_s = _NEVER
-        self._deadline_of = ""  # "head", "body", "idle", "linger"
-        self._head_bytes = 0
-        self._head_open = True
+        self._deadline_of = ""  # a name of Limits.seconds, or "" while the client is not waited for
+        self._bodiless_bytes = 0  # that came since the last piece of a body: of heads, trailers, chunk sizes
+        self._offers_upgrade = False
         self._paused_since_s = _NEVER
         self._broken = False  # what comes on this connection is no longer read as HTTP
-        self._active: Exchange | None = None  # whose answer is being written; those behind it wait in the pipeline
+        self._active: Any = None  # the cycle whose answer is being written; those behind it wait in the pipeline
 
     # connection
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._set_deadline("head", self.limits.header_timeout_s)
+        self._set_deadline("first")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
+        for cycle in (self._active, self.cycle, *(cycle for cycle, _ in self.pipeline)):
             if isinstance(cycle, Exchange):
                 cycle.client_gone()
+            elif cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._broken:
             return
-        if self._head_open:
-            self._head_bytes += len(data)
+        self._bodiless_bytes += len(data)
         try:
-            self.parser.feed_data(data)
+            self._feed(data)
+        except httptools.HttpParserCallbackError as error:
+            self._give_up(_fault(error.__context__ or error))
         except httptools.HttpParserError as error:
             self._give_up(bad_http(str(error)))
-        except httptools.HttpParserUpgrade:
-            self._unsupported_upgrade_warning()
-        if self._head_open and self._head_bytes > HEAD_LIMIT_BYTES:
-            self._give_up(bad_http(f"its head is larger than {HEAD_LIMIT_BYTES} bytes"), status=431)
+        else:
+            if self._bodiless_bytes > HEAD_LIMIT_BYTES:
+                self._give_up(head_too_large())
 
-    def _give_up(self, error: LayaError, status: int = 400) -> None:
+    def _feed(self, data: bytes) -> None:
+        """Parse. A request that offers another protocol is parsed again without the offer, which may be ignored."""
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._offers_upgrade = False
+                rest = memoryview(rest)[upgrade.args[0] :]
+                headers = (b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade")
+                head = b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, b"".join(headers))
+                self.parser.feed_data(head)
+            else:
+                return
+
+    def _give_up(self, error: LayaError) -> None:
         """No request can be read here any more. An answer that is on its way is finished first, untouched."""
         self._broken = True
         newest = self.cycle
-        if isinstance(newest, Exchange) and not newest.response_complete and not newest.body_complete:
+        if newest is None or newest.response_complete:
+            if self._deadline_of in ("body", "linger"):  # answered before its body was here
+                self._part()
+            else:
+                self._write_error(error)
+        elif isinstance(newest, Exchange) and not newest.body_complete:
             newest.early_error = error
             if newest.started:
                 newest.fail(error)
-        elif newest is not None and not newest.response_complete:
-            newest.keep_alive = False
         else:
-            self._write_error(error, status)
+            newest.keep_alive = False
 
-    def _write_error(self, error: LayaError, status: int) -> None:
+    def _write_error(self, error: LayaError) -> None:
         """An error for a request that never became one."""
         if self.transport.is_closing():
             return
         body = encode(error.body())
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[status] + head + body)
-        self.transport.close()
+        self.transport.write(STATUS_LINE[error.http_status] + head + body)
+        self._part()
+
+    def _part(self) -> None:
+        """Close for writing, and read on for a while: bytes that nobody reads would take the answer with them."""
+        self._broken = True
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+            self.flow.resume_reading()
+            self._set_deadline("linger")
 
     # parser callbacks
     def on_message_begin(self) -> None:
         self.url = b""
         self.headers = []
-        self._head_open = True
-        self._head_bytes = 0
-        if self._deadline_of != "head":
-            self._set_deadline("head", self.limits.header_timeout_s)
+        self._set_deadline("head")
 
     def on_headers_complete(self) -> None:
-        self._head_open = False
-        self._set_deadline("body", self.limits.body_timeout_s)
-        kind = HOT_PATHS.get(self.url.partition(b"?")[0]) if self.parser.get_method() == b"POST" else None
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise bad_http("CONNECT is for proxies")
+            self._offers_upgrade = True
+            return
+        headers, self.headers = self.headers, []  # trailers come to a list that nobody reads
+        if self._bodiless_bytes > HEAD_LIMIT_BYTES and head_bytes(self.url, headers) > HEAD_LIMIT_BYTES:
+            raise head_too_large()
+        kind = hot_kind(self.parser.get_method(), self.url)
         if kind is None:
-            self._hand_over()
+            self._hand_over(headers)
             return
         version = self.parser.get_http_version()
         keep_alive = version != "1.0" and self.parser.should_keep_alive()
         exchange = Exchange(self, self.dispatcher, kind, http_1_0=version == "1.0", keep_alive=keep_alive)
-        authorization = exchange.read_head(self.headers, self.limits.max_body_bytes)
+        authorization = exchange.read_head(headers, self.limits.max_body_bytes)
+        self.dispatcher.arrive(exchange, authorization, headers)
         previous, self.cycle = self.cycle, exchange
-        self.dispatcher.arrive(exchange, authorization, self.headers)
-        if previous is None or previous.response_complete:
+        self._set_deadline("body")
+        if (previous is None or previous.response_complete) and not self.flow.write_paused:
             self._active = exchange
             exchange.start()
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self.app))
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Not for the hot path: uvicorn's own way, from the head on."""
-        url, headers = self.url, self.headers
+        url = self.url
         super().on_message_begin()
         super().on_url(url)
         for name, value in headers:
             super().on_header(name, value)
-        super().on_headers_complete()
+        try:
+            super().on_headers_complete()
+        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
+            raise bad_http("its target is not a URL") from None
+        self.headers = []
+        self._set_deadline("body")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
 
     def on_body(self, body: bytes) -> None:
+        self._bodiless_bytes = 0
         cycle = self.cycle
         if isinstance(cycle, Exchange):
-            cycle.on_body(body, self.limits.max_body_bytes)
+            cycle.on_body(body)
             if self._deadline_of == "body":
                 self._deadline_s += len(body) / BODY_RATE_BYTES_PER_S
         else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._offers_upgrade:
+            return
+        self._bodiless_bytes = 0
         if self._deadline_of == "linger":
             self.transport.close()
             return
         if self.cycle.response_complete:
-            self._set_deadline("idle", self.limits.keep_alive_s)
+            self._set_deadline("idle")
             return
         self._deadline_s = _NEVER
         self._deadline_of = ""
@@ -175,71 +207,94 @@ class LayaProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        if isinstance(cycle, Exchange):
-            self._active = cycle
-            if cycle.early_error is not None and not cycle.body_complete:
-                cycle.fail(cycle.early_error)
-            else:
-                cycle.start()
-        else:
+        self._active = cycle
+        if not isinstance(cycle, Exchange):
             super()._start_asgi_task(cycle, app)
+        elif cycle.early_error is not None and not cycle.body_complete:
+            cycle.fail(cycle.early_error)
+        else:
+            cycle.start()
 
     # the end of an answer
     def exchange_complete(self, exchange: Exchange) -> None:
         """An exchange has written its answer."""
-        self._active = None
         if exchange.keep_alive:
             self.on_response_complete()
-        elif exchange.body_complete or self._broken:
-            self.transport.close()
+        elif self._broken:
+            self._part()
         else:
-            self._set_deadline("linger", LINGER_S)
+            self._set_deadline("linger")
+            if exchange.body_complete:
+                self.transport.close()
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
+        self._active = None
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
         if self.pipeline:
+            self.loop.call_soon(self._go_on)  # not from here: a row of refusals would nest
+        elif self._broken:
+            self._part()
+        else:
+            if self._deadline_of == "":
+                self._set_deadline("idle")
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Start who is next in line; read on when nobody waits. Neither while the client does not read its answers."""
+        if self.flow.write_paused or self.transport.is_closing():
+            return
+        if self.pipeline and self._active is None:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
-        elif self._broken:
-            self.transport.close()
-        elif self._deadline_of == "":
-            self._set_deadline("idle", self.limits.keep_alive_s)
+        if not self.pipeline and self.flow.read_paused:
+            self.flow.resume_reading()
+            if self._deadline_of:
+                self._set_deadline(self._deadline_of)  # what was not read could not come
 
     # back-pressure
     def pause_writing(self) -> None:
         self._paused_since_s = time.monotonic()
-        if self._active is not None:
+        if isinstance(self._active, Exchange):
             self._active.pause()
         super().pause_writing()
+        self.flow.pause_reading()  # who reads no answers gets no more of them
 
     def resume_writing(self) -> None:
         self._paused_since_s = _NEVER
-        if self._active is not None:
-            self._active.resume()
         super().resume_writing()
+        if isinstance(self._active, Exchange):
+            self._active.resume()
+        self._go_on()
 
     # deadlines
-    def _set_deadline(self, of: str, seconds: float) -> None:
+    def _set_deadline(self, of: str) -> None:
         self._deadline_of = of
-        self._deadline_s = time.monotonic() + seconds
+        self._deadline_s = time.monotonic() + self.limits.seconds[of]
 
     def sweep(self, now_s: float) -> None:
         """Called a few times a second by the server for each connection."""
         if now_s - self._paused_since_s > STALL_S:
             self.transport.abort()
-        elif now_s > self._deadline_s:
+        elif now_s > self._deadline_s and not self.flow.read_paused:
             self._pass_deadline()
 
     def _pass_deadline(self) -> None:
-        of, self._deadline_of, self._deadline_s = self._deadline_of, "", _NEVER
-        if of in ("idle", "linger") or (of == "head" and self._head_bytes == 0):
+        of = self._deadline_of
+        if of == "linger":
+            self.transport.abort()
+        elif of in ("first", "idle"):
+            self._set_deadline("linger")
             self.transport.close()
-        elif of == "head":
-            limit_s = self.limits.header_timeout_s
-            self._give_up(RequestTimeout(f"The request's head did not arrive within {limit_s:g} s."), 408)
         else:
-            limit_s = self.limits.body_timeout_s
-            self._give_up(RequestTimeout(f"The request's body did not arrive within {limit_s:g} s."), 408)
+            self._deadline_s = _NEVER
+            limit_s = self.limits.seconds[of]
+            self._give_up(RequestTimeout(f"The request's {of} did not arrive within {limit_s:g} s."))
+
+
+def _fault(error: BaseException) -> LayaError:
+    if isinstance(error, LayaError):
+        return error
+    logger.error("reading a request failed", exc_info=error)
+    return LayaError("Laya failed on this request; its log says why.")

@@ -57,6 +57,7 @@ class Relay:
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self._status = status
+        self.exchange.let_go_of_body()
         if status == 200:
             self.on_good_head(headers)
 

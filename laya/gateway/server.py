@@ -29,7 +29,8 @@ from laya.gateway.auth import KeyRing
 from laya.gateway.dispatch import Dispatcher
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.fleet import Fleet
-from laya.gateway.protocol import LayaProtocol, Limits
+from laya.gateway.limits import Limits
+from laya.gateway.protocol import LayaProtocol
 from laya.memory import Machine
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter

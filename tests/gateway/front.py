@@ -120,6 +120,13 @@ class Client:
         """Everything until the gateway closes."""
         return await asyncio.wait_for(self.reader.read(), PATIENCE_S)
 
+    async def closed(self) -> bool:
+        """Wait until the gateway closes; whether it sent nothing more before."""
+        try:
+            return await self.rest() == b""
+        except ConnectionResetError:
+            return True
+
     def close(self) -> None:
         self.writer.close()
 

@@ -171,10 +171,12 @@ async def hello(call: Call) -> None:
 
 
 class ScriptedEngine:
-    """`script` answers every request; `calls` are those that came, in order."""
+    """`script` answers every request but the counts of tokens; `calls` are those that came, in order."""
 
     def __init__(self, script: Script = hello) -> None:
         self.script = script
+        self.prompt_tokens = 9  # what a count answers
+        self.n_counts = 0
         self.on_connect: Callable[[Call], None] | None = None
         self.calls: list[Call] = []
         self.bodies: list[Any] = []
@@ -193,6 +195,10 @@ class ScriptedEngine:
         self._server = await asyncio.get_running_loop().create_server(lambda: Call(self), "127.0.0.1", 0)
 
     def take(self, call: Call) -> None:
+        if call.path.endswith(("input_tokens", "tokenize")):
+            self.n_counts += 1
+            call.write(whole({"input_tokens": self.prompt_tokens, "tokens": [0] * self.prompt_tokens}))
+            return
         self.calls.append(call)
         self.bodies.append(call.json)
         task = asyncio.ensure_future(self.script(call))
