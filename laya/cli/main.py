@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from laya.cli.bench import bench
 from laya.cli.chat import chat
@@ -62,17 +62,15 @@ def _run(argv: list[str] | None) -> int:
     try:
         code = app(args=argv, standalone_mode=False)
     except LayaError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]laya:[/] {_plain(error.message)}")
+        _say(error.message)
         return error.exit_code
-    except click.exceptions.Abort:
-        return 130
-    except click.ClickException as error:
-        error.show()
+    except typer.TyperException as error:  # a word that is no verb, option or value
+        _say(f"{error.format_message()} `laya --help` lists what there is.")
         return 2
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         return 130
     return code if isinstance(code, int) else 0
 
 
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
+def _say(message: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]laya:[/] {escape(message)}")

@@ -16,14 +16,14 @@ import typer
 from rich.console import Console
 
 import laya
-from laya.config import ApiKey, Config, load_config, parse_engine_flags, with_settings
+from laya.config import ApiKey, Config, ModelConfig, load_config, parse_engine_flags, with_settings
 from laya.config.keys import hash_key, new_key
 from laya.errors import ConfigError, LayaError
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.server import Gateway, listen
 from laya.gateway.server import run as run_server
 from laya.memory import size_text
-from laya.models import home_path
+from laya.models import home_path, resolve
 from laya.routing import NATIVE, WHY_NOT_NATIVE
 from laya.types import MIB
 
@@ -75,12 +75,30 @@ def _configured(
     argv = [*models, *context.args]
     first_flag = next((index for index, word in enumerate(argv) if word.startswith("-")), len(argv))
     names, flags = argv[:first_flag], argv[first_flag:]
+    for index, name in enumerate(names):
+        names[index], config = _named(config, name)
     settings = parse_engine_flags(flags)
-    for name in names or [None]:  # type: ignore[list-item]
-        config = with_settings(config, settings, name)
+    if settings:
+        for name in names or [None]:  # type: ignore[list-item]
+            config = with_settings(config, settings, name)
     if memory_budget is not None:
         config = msgspec.structs.replace(config, memory=msgspec.structs.replace(config.memory, budget=memory_budget))
     return names, config
+
+
+def _named(config: Config, name: str) -> tuple[str, Config]:
+    """The id of a model that is named on the command line, and the config with it when the name is a path.
+
+    Raises what is wrong with the name or the file.
+    """
+    known = config.for_model(name).id
+    if known in config.models:
+        return known, config
+    file = resolve(name, models_dir=Path(config.models_dir), home=home_path())
+    if not Path(name).exists():
+        return file.id, config
+    entry = ModelConfig(source=str(file.path.absolute()))
+    return file.id, msgspec.structs.replace(config, models=config.models | {file.id: entry})
 
 
 def _with_address(
