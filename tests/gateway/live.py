@@ -1,4 +1,4 @@
-"""What the tests against a running server share: its clients, prompts of known size, waiting for what comes by itself."""
+"""What the tests against a running server share: clients, prompts of known size, waiting for what comes by itself."""
 
 from __future__ import annotations
 

@@ -106,11 +106,11 @@ def test_bad_embedding_requests_are_refused_by_name(embedding: Serving) -> None:
 
 def test_other_tasks_are_not_supported_and_name_the_models_that_are(embedding: Serving) -> None:
     client = sdk(embedding)
-    with pytest.raises(openai.APIStatusError, match="task 'embed', not 'chat'.*talk") as refused:
+    with pytest.raises(openai.APIStatusError, match=r"task 'embed', not 'chat'.*talk") as refused:
         client.chat.completions.create(model="emb", messages=user("Hi"))
     assert (refused.value.status_code, refused.value.code) == (501, "not_supported")
     assert refused.value.response.headers["x-should-retry"] == "false"
-    with pytest.raises(openai.APIStatusError, match="task 'chat', not 'embed'.*emb") as refused:
+    with pytest.raises(openai.APIStatusError, match=r"task 'chat', not 'embed'.*emb") as refused:
         client.embeddings.create(model="talk", input="Hi")
     assert refused.value.status_code == 501
     with plain(embedding) as http:
