@@ -1,7 +1,7 @@
 """Owns: a closed-loop HTTP load: N connections, each sends its next request when the last answer is whole.
 
-Reads answers with the same parser on every target, so that ratios compare targets and not clients. Checks every answer:
-a status that is not 200, or a stream without [DONE], counts as failed.
+Reads answers with the same parser on every target, so that ratios compare targets and not clients. Every answer is
+checked: another status than 200, a whole answer without choices, a stream without [DONE] are failures.
 """
 
 from __future__ import annotations
@@ -31,13 +31,20 @@ class LoadResult(msgspec.Struct):
         return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
+class _Answer(msgspec.Struct):
+    choices: list[dict[str, Any]]
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
 class _Client(asyncio.Protocol):
     def __init__(self, run: _Run) -> None:
         self._run = run
         self._parser = httptools.HttpResponseParser(self)
         self._transport: Any = None
         self._start_s = 0.0
-        self._tail = b""
+        self._body: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -47,7 +54,7 @@ class _Client(asyncio.Protocol):
         if not self._run.take():
             self._transport.close()
             return
-        self._tail = b""
+        self._body = []
         self._start_s = time.perf_counter()
         self._transport.write(self._run.request)
 
@@ -55,12 +62,17 @@ class _Client(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_body(self, data: bytes) -> None:
-        self._tail = (self._tail + data)[-32:]
+        self._body.append(data)
 
     def on_message_complete(self) -> None:
-        good = self._parser.get_status_code() == 200 and (not self._run.streams or b"[DONE]" in self._tail)
+        good = self._parser.get_status_code() == 200 and self._is_whole()
         self._run.record(time.perf_counter() - self._start_s, good)
         self._next()
+
+    def _is_whole(self) -> bool:
+        if self._run.streams:
+            return self._body[-1].endswith(b"data: [DONE]\n\n")
+        return bool(_ANSWER.decode(b"".join(self._body)).choices)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._run.closed(exc)

@@ -1,4 +1,5 @@
-"""Owns: an engine that thinks nothing: fixed answers as fast as Python can send them, to measure what stands before it.
+"""Owns: an engine that thinks nothing, to measure what stands before it. It reads its requests and writes its answers
+as an engine must (HTTP, JSON in, JSON out), and does nothing else.
 
 Speaks as much of llama.cpp's HTTP as a gateway needs: whole answers, streams of `--chunks` events with prefill progress
 and usage, token counts. Prints its address. Run: `python -m laya.bench.stub_engine --chunks 64`.
@@ -12,6 +13,7 @@ import json
 from typing import Any
 
 import httptools
+import msgspec
 import uvloop
 
 _META: dict[str, Any] = {"id": "chatcmpl-stub", "created": 1, "model": "stub", "system_fingerprint": "stub"}
@@ -27,14 +29,25 @@ def _choice(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
 
 
-def whole_answer() -> bytes:
+class _Request(msgspec.Struct):
+    messages: list[dict[str, Any]] = []
+    model: str = "stub"
+    stream: bool = False
+
+
+_DECODER = msgspec.json.Decoder(_Request)
+_ENCODER = msgspec.json.Encoder()
+
+
+def whole_answer(model: str = "stub") -> bytes:
     message = {"role": "assistant", "content": "The stub says hello. " * 4}
     body = _META | {
+        "model": model,
         "object": "chat.completion",
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         "usage": _USAGE,
     }
-    data = json.dumps(body).encode()
+    data = _ENCODER.encode(body)
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
 
 
@@ -55,7 +68,6 @@ def stream_pieces(n_chunks: int) -> list[bytes]:
 class StubEngine(asyncio.Protocol):
     """One connection."""
 
-    whole: bytes
     stream: list[bytes]
 
     def __init__(self) -> None:
@@ -82,10 +94,12 @@ class StubEngine(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._url.endswith(b"input_tokens"):
             self._transport.write(b'HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n{"input_tokens": 9}')
-        elif b'"stream":true' in self._body:
+            return
+        request = _DECODER.decode(self._body)
+        if request.stream:
             self._send(0)
         else:
-            self._transport.write(self.whole)
+            self._transport.write(whole_answer(request.model))
 
     def _send(self, index: int) -> None:
         if self._transport.is_closing():
@@ -96,7 +110,6 @@ class StubEngine(asyncio.Protocol):
 
 
 async def _serve(n_chunks: int, port: int) -> None:
-    StubEngine.whole = whole_answer()
     StubEngine.stream = stream_pieces(n_chunks)
     server = await asyncio.get_running_loop().create_server(StubEngine, "127.0.0.1", port)
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
