@@ -24,7 +24,7 @@ from laya.gateway.auth import KeyRing
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.exchange import new_request_id
 from laya.gateway.fleet import Fleet
-from laya.gateway.hot_paths import HOT_PATHS
+from laya.gateway.heads import HOT_PATHS
 from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES
 from laya.metrics import GatewayStats, LayaCollector
 from laya.routing import NATIVE

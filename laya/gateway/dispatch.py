@@ -75,7 +75,7 @@ class Dispatcher:
         except LayaError as error:
             exchange.early_error = error
         except Exception as error:
-            exchange.early_error = self._unforeseen(exchange, error)
+            exchange.early_error = self.fault(f"request {exchange.request_id!r}", error)
 
     def dispatch(self, exchange: Exchange) -> None:
         """The body is complete and it is this exchange's turn on its connection."""
@@ -88,11 +88,13 @@ class Dispatcher:
         except LayaError as error:
             exchange.fail(error)
         except Exception as error:
-            exchange.fail(self._unforeseen(exchange, error))
+            exchange.fail(self.fault(f"request {exchange.request_id!r}", error))
 
-    def _unforeseen(self, exchange: Exchange, error: Exception) -> LayaError:
+    def fault(self, what: str, error: BaseException) -> LayaError:
         """A fault of Laya's own: one request fails and says so, the log has the rest."""
-        logger.error("request %s failed", exchange.request_id.decode("latin-1"), exc_info=error)
+        if isinstance(error, LayaError):
+            return error
+        logger.error("%s failed", what, exc_info=error)
         return LayaError("Laya failed on this request; its log says why.")
 
     # 2 route
@@ -192,7 +194,7 @@ class Dispatcher:
         except OSError as error:
             exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' could not count the prompt: {error}"))
         except Exception as error:
-            exchange.fail(self._unforeseen(exchange, error))
+            exchange.fail(self.fault(f"request {exchange.request_id!r}", error))
 
     # 5 relay
     def _relay(self, exchange: Exchange, endpoint: Endpoint) -> None:

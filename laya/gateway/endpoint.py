@@ -121,7 +121,9 @@ class Endpoint:
             exchange.admission = None
         self.live.discard(exchange)
         self.last_used_s = time.monotonic()
-        if exchange.outcome == "served" and exchange.sent_s:
+        if not exchange.sent_s:
+            self.drop_ended()
+        elif exchange.outcome == "served":
             self.mean_service_s += _SMOOTHING * (self.last_used_s - exchange.sent_s - self.mean_service_s)
 
     # the queue

@@ -7,10 +7,14 @@ fills the memory.
 
 from __future__ import annotations
 
-from laya.errors import HeadTooLarge, InvalidRequest, PayloadTooLarge, ServerBusy
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from laya.errors import HeadTooLarge, InvalidRequest, LayaError, PayloadTooLarge, ServerBusy
+from laya.gateway.assemble import encode
 from laya.types import KIB
 
 HEAD_LIMIT_BYTES = 64 * KIB
+AHEAD_LIMIT_BYTES = 64 * KIB  # kept of what a client sends before its requests that wait for their turn are answered
 REQUEST_ID_LIMIT_BYTES = 128
 BODIES_AT_ONCE = 16
 SMALL_BODY_BYTES = 64 * KIB  # not counted: who holds all there is with large bodies does not shut small requests out
@@ -54,10 +58,6 @@ class Limits:
         }
 
 
-def head_bytes(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
-    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
-
-
 def head_too_large() -> HeadTooLarge:
     return HeadTooLarge(f"The request's head is larger than {HEAD_LIMIT_BYTES} bytes.")
 
@@ -77,3 +77,10 @@ def bodies_full(limit_bytes: int) -> ServerBusy:
 
 def bad_http(reason: str) -> InvalidRequest:
     return InvalidRequest(f"This is not a valid HTTP request: {reason}.")
+
+
+def parting_answer(error: LayaError) -> bytes:
+    """The whole answer to what never became a request; the connection ends with it."""
+    body = encode(error.body())
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+    return STATUS_LINE[error.http_status] + head + body

@@ -6,31 +6,29 @@ socket. Deadlines are plain attributes that one sweep per server compares with t
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from laya.errors import LayaError, RequestTimeout
-from laya.gateway.assemble import encode
 from laya.gateway.exchange import Exchange
-from laya.gateway.hot_paths import hot_kind
+from laya.gateway.heads import Headers, head_bytes, hot_kind, without_upgrade
 from laya.gateway.limits import (
+    AHEAD_LIMIT_BYTES,
     BODY_RATE_BYTES_PER_S,
     HEAD_LIMIT_BYTES,
     STALL_S,
     Limits,
     bad_http,
-    head_bytes,
     head_too_large,
+    parting_answer,
 )
 
 if TYPE_CHECKING:
     from laya.gateway.dispatch import Dispatcher
 
-logger = logging.getLogger(__name__)
 _NEVER = float("inf")
 
 
@@ -50,6 +48,7 @@ class LayaProtocol(HttpToolsProtocol):
         self._offers_upgrade = False
         self._paused_since_s = _NEVER
         self._broken = False  # what comes on this connection is no longer read as HTTP
+        self._ahead = b""  # what came while requests wait in the pipeline
         self._active: Any = None  # the cycle whose answer is being written; those behind it wait in the pipeline
 
     # connection
@@ -70,11 +69,19 @@ class LayaProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._broken:
             return
+        if self.pipeline:  # received all the same, so that a client that leaves is noticed
+            self._ahead += data
+            if len(self._ahead) > AHEAD_LIMIT_BYTES:
+                self.flow.pause_reading()
+        else:
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
         self._bodiless_bytes += len(data)
         try:
             self._feed(data)
         except httptools.HttpParserCallbackError as error:
-            self._give_up(_fault(error.__context__ or error))
+            self._give_up(self.dispatcher.fault("reading a request", error.__context__ or error))
         except httptools.HttpParserError as error:
             self._give_up(bad_http(str(error)))
         else:
@@ -90,9 +97,7 @@ class LayaProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 self._offers_upgrade = False
                 rest = memoryview(rest)[upgrade.args[0] :]
-                headers = (b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade")
-                head = b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, b"".join(headers))
-                self.parser.feed_data(head)
+                self.parser.feed_data(without_upgrade(self.parser.get_method(), self.url, self.headers))
             else:
                 return
 
@@ -101,10 +106,8 @@ class LayaProtocol(HttpToolsProtocol):
         self._broken = True
         newest = self.cycle
         if newest is None or newest.response_complete:
-            if self._deadline_of in ("body", "linger"):  # answered before its body was here
-                self._part()
-            else:
-                self._write_error(error)
+            answered = self._deadline_of in ("body", "linger")  # before its body was here
+            self._part(b"" if answered else parting_answer(error))
         elif isinstance(newest, Exchange) and not newest.body_complete:
             newest.early_error = error
             if newest.started:
@@ -112,19 +115,11 @@ class LayaProtocol(HttpToolsProtocol):
         else:
             newest.keep_alive = False
 
-    def _write_error(self, error: LayaError) -> None:
-        """An error for a request that never became one."""
-        if self.transport.is_closing():
-            return
-        body = encode(error.body())
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[error.http_status] + head + body)
-        self._part()
-
-    def _part(self) -> None:
+    def _part(self, last_words: bytes = b"") -> None:
         """Close for writing, and read on for a while: bytes that nobody reads would take the answer with them."""
         self._broken = True
         if not self.transport.is_closing():
+            self.transport.write(last_words)
             self.transport.write_eof()
             self.flow.resume_reading()
             self._set_deadline("linger")
@@ -159,10 +154,9 @@ class LayaProtocol(HttpToolsProtocol):
             self._active = exchange
             exchange.start()
         else:
-            self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self.app))
 
-    def _hand_over(self, headers: list[tuple[bytes, bytes]]) -> None:
+    def _hand_over(self, headers: Headers) -> None:
         """Not for the hot path: uvicorn's own way, from the head on."""
         url = self.url
         super().on_message_begin()
@@ -173,6 +167,8 @@ class LayaProtocol(HttpToolsProtocol):
             super().on_headers_complete()
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
             raise bad_http("its target is not a URL") from None
+        if self.pipeline and not self.flow.write_paused:
+            self.flow.resume_reading()
         self.headers = []
         self._set_deadline("body")
 
@@ -239,7 +235,8 @@ class LayaProtocol(HttpToolsProtocol):
         else:
             if self._deadline_of == "":
                 self._set_deadline("idle")
-            self._go_on()
+            if self.flow.read_paused:
+                self._go_on()
 
     def _go_on(self) -> None:
         """Start who is next in line; read on when nobody waits. Neither while the client does not read its answers."""
@@ -248,10 +245,12 @@ class LayaProtocol(HttpToolsProtocol):
         if self.pipeline and self._active is None:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
-        if not self.pipeline and self.flow.read_paused:
+        if not self.pipeline:
             self.flow.resume_reading()
             if self._deadline_of:
                 self._set_deadline(self._deadline_of)  # what was not read could not come
+            ahead, self._ahead = self._ahead, b""
+            self.data_received(ahead)
 
     # back-pressure
     def pause_writing(self) -> None:
@@ -277,7 +276,7 @@ class LayaProtocol(HttpToolsProtocol):
         """Called a few times a second by the server for each connection."""
         if now_s - self._paused_since_s > STALL_S:
             self.transport.abort()
-        elif now_s > self._deadline_s and not self.flow.read_paused:
+        elif now_s > self._deadline_s and not self.flow.read_paused and not self.pipeline:
             self._pass_deadline()
 
     def _pass_deadline(self) -> None:
@@ -291,10 +290,3 @@ class LayaProtocol(HttpToolsProtocol):
             self._deadline_s = _NEVER
             limit_s = self.limits.seconds[of]
             self._give_up(RequestTimeout(f"The request's {of} did not arrive within {limit_s:g} s."))
-
-
-def _fault(error: BaseException) -> LayaError:
-    if isinstance(error, LayaError):
-        return error
-    logger.error("reading a request failed", exc_info=error)
-    return LayaError("Laya failed on this request; its log says why.")

@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from laya.bench.stub_gateway import StubSupervisor, stub_plan
 from laya.config import ApiKey, Config
 from laya.gateway.app import build_app
+from laya.gateway.limits import Limits
 from laya.gateway.server import Gateway, listen, uvicorn_config
 from laya.types import EngineAddress, ModelFile
 
@@ -137,10 +138,11 @@ class Client:
 class Front:
     """Gateway and engine of one test."""
 
-    def __init__(self, gateway: Gateway, engine: ScriptedEngine, port: int, state: ServerState) -> None:
+    def __init__(self, gateway: Gateway, engine: ScriptedEngine, port: int, state: ServerState, limits: Limits) -> None:
         self.gateway = gateway
         self.engine = engine
         self.port = port
+        self.limits = limits
         self.stats = gateway.stats
         self.endpoint = gateway.fleet.find("stub")
         self._state = state
@@ -242,9 +244,10 @@ async def front(
     uvicorn = uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, None))
     uvicorn.load()
     state = ServerState()
-    connection = functools.partial(gateway.protocol(), config=uvicorn, server_state=state, app_state={})
+    protocol = gateway.protocol()
+    connection = functools.partial(protocol, config=uvicorn, server_state=state, app_state={})
     listener = await asyncio.get_running_loop().create_server(connection, sock=listen("127.0.0.1", 0))
-    made = Front(gateway, engine, listener.sockets[0].getsockname()[1], state)
+    made = Front(gateway, engine, listener.sockets[0].getsockname()[1], state, protocol.limits)
     try:
         yield made
     finally:

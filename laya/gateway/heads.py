@@ -1,9 +1,12 @@
-"""Owns: which requests take the hot path, by their target."""
+"""Owns: what a request's head comes to: its endpoint, its size, its form without an offer to speak another protocol."""
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from laya.types import EndpointKind
 
+Headers: TypeAlias = list[tuple[bytes, bytes]]
 HOT_PATHS = {
     b"/v1/chat/completions": EndpointKind.CHAT,
     b"/v1/completions": EndpointKind.COMPLETION,
@@ -21,3 +24,13 @@ def hot_kind(method: bytes, target: bytes) -> EndpointKind | None:
     if not path.startswith(b"/"):  # as to a proxy: http://host/path
         path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
     return HOT_PATHS.get(path)
+
+
+def head_bytes(target: bytes, headers: Headers) -> int:
+    return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+def without_upgrade(method: bytes, target: bytes, headers: Headers) -> bytes:
+    """The same head, but it stays with HTTP/1.1."""
+    kept = (b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade")
+    return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, b"".join(kept))
