@@ -12,6 +12,7 @@ import openai
 
 FULL = os.environ.get("LAYA_FULL") == "1"  # the counts and deadlines of a release instead of those of every change
 LOOK_EVERY_S = 0.02
+MODEL = "smollm2-135m"  # what answers call the default model; requests name it by its alias, smollm2
 
 
 class Serving(Protocol):
@@ -45,21 +46,21 @@ def prompt_of(n_tokens: int, seed: str = "") -> str:
     return " ".join([seed or "Read", *["tree"] * (n_tokens - len(seed) - 2)])
 
 
-def model_state(server: Serving, model: str = "smollm2") -> dict[str, Any]:
+def model_state(server: Serving, model: str = MODEL) -> dict[str, Any]:
     """The model's part of /admin/state."""
     with plain(server) as client:
         models: list[dict[str, Any]] = client.get("/admin/state").json()["models"]
     return next(state for state in models if state["id"] == model)
 
 
-def busy_slots(server: Serving, model: str = "smollm2") -> int:
+def busy_slots(server: Serving, model: str = MODEL) -> int:
     """Sequences that the engine itself computes on."""
     with plain(server) as client:
         slots = client.get(f"/admin/models/{model}/slots").json()["slots"]
     return sum(slot["is_processing"] for slot in slots)
 
 
-def is_idle(server: Serving, model: str = "smollm2") -> bool:
+def is_idle(server: Serving, model: str = MODEL) -> bool:
     """Whether neither Laya nor the engine has anything to do for the model."""
     state = model_state(server, model)
     return state["running"] == 0 and state["queued"] == 0 and busy_slots(server, model) == 0

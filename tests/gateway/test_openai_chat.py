@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from .live import Serving, async_sdk, plain, sdk, user
+from .live import MODEL, Serving, async_sdk, plain, sdk, user
 
 pytestmark = pytest.mark.engine
 
@@ -51,7 +51,7 @@ def test_whole_and_streamed_chat_say_the_same(server: Serving) -> None:
     assert whole.choices[0].message.content == text_of(chunks) != ""
     assert whole.choices[0].message.role == chunks[0].choices[0].delta.role == "assistant"
     assert whole.choices[0].finish_reason == chunks[-1].choices[0].finish_reason == "length"
-    assert whole.model == "smollm2" == chunks[0].model
+    assert whole.model == MODEL == chunks[0].model
     assert whole.object == "chat.completion"
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
     assert len({chunk.id for chunk in chunks}) == 1
@@ -115,7 +115,7 @@ def test_two_choices_share_one_prompt_and_sum_their_usage(server: Serving) -> No
 
 
 def test_more_choices_than_sequences_are_refused_with_both_numbers(server: Serving) -> None:
-    with pytest.raises(openai.BadRequestError, match="3 sequences at once; 'smollm2' runs 2") as refused:
+    with pytest.raises(openai.BadRequestError, match=f"3 sequences at once; '{MODEL}' runs 2") as refused:
         ask(server, n=3)
     assert refused.value.param == "n"
 
@@ -237,7 +237,7 @@ def test_model_header_chooses_before_the_body(server: Serving) -> None:
         for model in ({}, {"model": "gpt-4o"}):
             response = client.post("/v1/chat/completions", json=body | model, headers={"X-Laya-Model": "smollm2"})
             assert response.status_code == 200
-            assert response.json()["model"] == "smollm2"
+            assert response.json()["model"] == MODEL
         unknown = client.post("/v1/chat/completions", json=body, headers={"X-Laya-Model": "smolm2"})
         assert unknown.status_code == 404
         assert unknown.json()["error"]["nearest"] == "smollm2"
@@ -256,7 +256,8 @@ def test_session_may_be_named_by_header_or_body(server: Serving) -> None:
 
 
 def test_alias_answers_under_the_model_id(server: Serving) -> None:
-    assert ask(server, model="smollm2-135m", max_tokens=1).model == "smollm2"
+    for name in ("smollm2", MODEL, "smollm2-135m:q4_1"):
+        assert ask(server, model=name, max_tokens=1).model == MODEL
 
 
 def test_bad_values_are_refused_by_name_and_not_retried(server: Serving) -> None:

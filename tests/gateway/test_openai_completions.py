@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from .live import Serving, plain, sdk
+from .live import MODEL, Serving, plain, sdk
 
 pytestmark = pytest.mark.engine
 
@@ -26,7 +26,7 @@ def test_whole_and_streamed_completion_say_the_same(server: Serving) -> None:
     whole = complete(server)
     chunks = list(complete(server, stream=True, stream_options={"include_usage": True}))
     assert whole.object == "text_completion"
-    assert whole.model == "smollm2"
+    assert whole.model == MODEL
     assert whole.choices[0].text == text_of(chunks) != ""
     assert whole.choices[0].finish_reason == "length"
     assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
@@ -109,13 +109,13 @@ def test_what_engines_cannot_do_is_refused_by_name(server: Serving) -> None:
 def test_models_tell_their_window(server: Serving) -> None:
     client = sdk(server)
     listed = client.models.list().data
-    assert "smollm2" in [model.id for model in listed]
-    model: Any = client.models.retrieve("smollm2")
+    assert MODEL in [model.id for model in listed]
+    model: Any = client.models.retrieve(MODEL)
     assert model.object == "model"
     assert model.context_length == model.max_model_len == 4096
     assert model.loaded is True
-    alias: Any = client.models.retrieve("smollm2-135m")
-    assert alias.id == "smollm2"
+    alias: Any = client.models.retrieve("smollm2")
+    assert alias.id == MODEL
 
 
 def test_unknown_model_is_not_found_and_named(server: Serving) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from .live import Serving, is_idle, model_state, plain, until
+from .live import MODEL, Serving, is_idle, model_state, plain, until
 
 pytestmark = pytest.mark.engine
 
@@ -105,6 +105,6 @@ def agree_with_metrics(text: str, outcomes: dict[str, int]) -> None:
     assert [sample.value for sample in families["laya_requests_in_flight"].samples] == [0]
     counted: Counter[str] = Counter()
     for sample in families["laya_requests"].samples:
-        assert sample.labels["model"] in ("smollm2", "")  # no name that a client made up becomes a label
+        assert sample.labels["model"] in (MODEL, "")  # no name that a client made up becomes a label
         counted[sample.labels["outcome"]] += int(sample.value)
     assert counted == Counter(outcomes)
