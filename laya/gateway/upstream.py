@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 IDLE_LIMIT_S = 4.0
 USES_LIMIT = 90
 FETCHES_AT_ONCE = 4  # an engine gives each open connection a thread, and has few beyond its sequences
-HIGH_WATER_BYTES = 256 * 1024
+_FAULT = "Laya could not relay its answer"
 
 
 class AnswerHandler(Protocol):
@@ -43,8 +43,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._handler: AnswerHandler | None = None
         self._headers: dict[bytes, bytes] = {}
+        self._ended: AnswerHandler | None = None  # whose answer is complete in the bytes that are being parsed
         self._got_bytes = False
         self._keep = False
+        self._until_closed = False  # the end of the connection is the end of the answer
+        self._paused = False
         self.n_uses = 0
         self.idle_since_s = 0.0
 
@@ -52,7 +55,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Write one request; its answer goes to `handler`."""
         assert self._transport is not None and self._handler is None
         self._handler = handler
-        self._got_bytes = False
+        self._got_bytes = self._until_closed = False
         self._headers = {}
         self.n_uses += 1
         self._transport.write(request)
@@ -64,12 +67,14 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()
 
     def pause(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        if self.is_open and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()  # type: ignore[union-attr]
 
     def resume(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if self.is_open and self._paused:
+            self._paused = False
+            self._transport.resume_reading()  # type: ignore[union-attr]
 
     @property
     def is_open(self) -> bool:
@@ -80,46 +85,71 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._handler is None:  # nobody asked: an engine that says why it closes
+            self.abort()
+            return
         self._got_bytes = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            logger.error("relaying an answer failed", exc_info=error.__context__ or error)
-            self._break("Laya could not relay its answer")
+            self._fault(error.__context__ or error)
+            self._break(_FAULT)
             self.abort()
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._break(f"it sent what is not HTTP ({error})")
             self.abort()
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            self._pool.give_back(self, keep=self._keep)
+            self._end(ended)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
-        self._break("it closed the connection" if exc is None else f"the connection was lost ({exc})")
         self._transport = None
+        if exc is None and self._until_closed and self._handler is not None:
+            handler, self._handler = self._handler, None
+            self._end(handler)
+        self._break("it closed the connection" if exc is None else f"the connection was lost ({exc})")
+
+    def _end(self, handler: AnswerHandler) -> None:
+        try:
+            handler.on_end()
+        except Exception as error:
+            self._fault(error)
+            handler.on_broken(_FAULT, reusable=False)
 
     def _break(self, reason: str) -> None:
         handler, self._handler = self._handler, None
         if handler is not None:
             handler.on_broken(reason, reusable=self.n_uses > 1 and not self._got_bytes)
 
+    def _fault(self, error: BaseException) -> None:
+        logger.error("relaying an answer failed", exc_info=error)
+
     # httptools callbacks
+    def on_message_begin(self) -> None:
+        if self._handler is None:
+            self._keep = False  # more than the answer: whatever it is, nobody may take it for the next one
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        keeps = self._pool.address.keeps_streams or b"content-length" in self._headers
-        self._keep = keeps and bool(self._parser.should_keep_alive())
-        if self._handler is not None:
-            self._handler.on_head(self._parser.get_status_code(), self._headers)
+        status = self._parser.get_status_code()
+        if self._handler is None or status < 200:
+            return
+        sized = b"content-length" in self._headers
+        self._until_closed = not sized and b"transfer-encoding" not in self._headers
+        self._keep = (sized or self._pool.address.keeps_streams) and bool(self._parser.should_keep_alive())
+        self._handler.on_head(status, self._headers)
 
     def on_body(self, data: bytes) -> None:
         if self._handler is not None:
             self._handler.on_data(data)
 
     def on_message_complete(self) -> None:
-        handler, self._handler = self._handler, None
-        self._pool.give_back(self, keep=self._keep)
-        if handler is not None:
-            handler.on_end()
+        if self._handler is not None and self._parser.get_status_code() >= 200:
+            self._ended, self._handler = self._handler, None
 
 
 class UpstreamPool:
@@ -157,18 +187,25 @@ class UpstreamPool:
 
     async def _connect(self, then: Callable[[UpstreamConnection | OSError], None]) -> None:
         try:
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: UpstreamConnection(self), self.address.host, self.address.port
-            )
+            connection = await self._open()
         except OSError as error:
             then(error)
         else:
             then(connection)
 
+    async def _open(self) -> UpstreamConnection:
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: UpstreamConnection(self), self.address.host, self.address.port
+        )
+        if not connection.is_open:
+            raise ConnectionResetError("it hung up at once")
+        return connection
+
     def give_back(self, connection: UpstreamConnection, *, keep: bool) -> None:
         if self._closed or not keep or connection.n_uses >= USES_LIMIT or not connection.is_open:
             connection.abort()
             return
+        connection.resume()  # the last client may have read too slowly for it
         connection.idle_since_s = time.monotonic()
         self._idle.append(connection)
 
@@ -194,10 +231,7 @@ class UpstreamPool:
                 return await self._answer(connection, request, deadline_s)
             except _ClosedUnread:
                 logger.debug("a kept connection was closed; %s goes over a new one", path)
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: UpstreamConnection(self), self.address.host, self.address.port
-        )
-        return await self._answer(connection, request, deadline_s)
+        return await self._answer(await self._open(), request, deadline_s)
 
     async def _answer(self, connection: UpstreamConnection, request: bytes, deadline_s: float) -> tuple[int, bytes]:
         future: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
