@@ -27,6 +27,7 @@ class RunningServer:
 
     def __init__(self, home: Path, args: tuple[str, ...], cwd: Path) -> None:
         self.home = home
+        self.cwd = cwd  # its config.yaml and its ./models are here
         environ = os.environ | {"LAYA_HOME": str(home), "PYTHONPATH": str(ROOT)}
         environ.pop("LAYA_API_KEY", None)
         self._process = subprocess.Popen(

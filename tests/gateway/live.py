@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
@@ -20,6 +21,7 @@ class Serving(Protocol):
 
     url: str
     pid: int
+    cwd: Path
 
 
 def sdk(server: Serving) -> openai.OpenAI:
