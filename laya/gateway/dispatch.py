@@ -201,8 +201,11 @@ class Dispatcher:
         assert exchange.parsed is not None
         exchange.sent_s = time.monotonic()
         endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
-        exchange.upstream_body = self._engine_body(exchange, exchange.parsed, endpoint)
-        self._send(exchange, endpoint, fresh=False)
+        try:
+            exchange.upstream_body = self._engine_body(exchange, exchange.parsed, endpoint)
+            self._send(exchange, endpoint, fresh=False)
+        except Exception as error:  # whoever made room for it goes on
+            exchange.fail(self.fault(f"request {exchange.request_id!r}", error))
 
     def _engine_body(self, exchange: Exchange, parsed: ParsedBody, endpoint: Endpoint) -> bytes:
         """The client's body with what Laya decides set in it."""

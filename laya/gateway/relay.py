@@ -234,8 +234,9 @@ def engine_error(status: int, body: bytes, exchange: Exchange) -> LayaError:
     if not isinstance(error, dict):
         error = {"message": str(error)}
     message = str(error.get("message") or f"status {status} without a reason")
-    if error.get("type") == "exceed_context_size_error":
-        return ContextLengthExceeded(int(error["n_ctx"]), int(error["n_prompt_tokens"]))
+    n_ctx, n_prompt_tokens = error.get("n_ctx"), error.get("n_prompt_tokens")
+    if error.get("type") == "exceed_context_size_error" and isinstance(n_ctx, int) and isinstance(n_prompt_tokens, int):
+        return ContextLengthExceeded(n_ctx, n_prompt_tokens)
     if status == 501 or re.search(r"(image|audio) input is not supported", message):
         return NotSupported(f"The model '{_model_of(exchange)}' can't do this: {message}")
     if status == 503:

@@ -1,0 +1,418 @@
+"""An engine's answer on its way to the client: streamed, whole, raw, refused, and never faster than it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .front import CHAT, Answer, chat, front, request, until
+from .scripted_engine import (
+    DONE,
+    STREAM_HEAD,
+    USAGE,
+    Call,
+    answers,
+    chunk,
+    delta,
+    event,
+    hello_events,
+    progress,
+    streams,
+    usage,
+    whole,
+)
+
+pytestmark = pytest.mark.anyio
+COMPLETION = {"model": "stub", "prompt": "hi"}
+
+
+def events_of(answer: Answer) -> list[Any]:
+    payloads = [part.removeprefix(b"data: ") for part in answer.body.split(b"\n\n") if part and part[:1] != b":"]
+    return [payload.decode() if payload == b"[DONE]" else json.loads(payload) for payload in payloads]
+
+
+def text_of(answer: Answer) -> str:
+    choices = [choice for body in events_of(answer) if body != "[DONE]" for choice in body["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+# what is asked of the engine
+async def test_engine_is_asked_for_a_stream_with_progress_and_usage(tmp_path: Path) -> None:
+    async with front(tmp_path) as gate:
+        await gate.ask(chat(temperature=0.5, x_unknown=[1, {"a": None}]))
+        asked = gate.engine.bodies[0]
+        assert asked == CHAT | {
+            "temperature": 0.5,
+            "x_unknown": [1, {"a": None}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_progress": True,
+        }
+
+
+async def test_engine_that_notices_is_asked_for_the_whole_answer(tmp_path: Path) -> None:
+    async with front(tmp_path, cancels_whole=True) as gate:
+        answer = await gate.ask(chat(model="stub-alias"))
+        assert gate.engine.bodies[0] == CHAT
+        assert answer.json["choices"][0]["message"]["content"] == "Hello"
+        await gate.ask(chat(stream=True))
+        assert gate.engine.bodies[1]["stream_options"] == {"include_usage": True}
+
+
+async def test_defaults_are_for_requests_that_do_not_say(tmp_path: Path) -> None:
+    async with front(tmp_path, model={"defaults": {"temperature": 0.1, "top_p": 0.9}}) as gate:
+        await gate.ask(chat(temperature=1, top_p=None))
+        assert (gate.engine.bodies[0]["temperature"], gate.engine.bodies[0]["top_p"]) == (1, None)
+        await gate.ask(chat())
+        assert (gate.engine.bodies[1]["temperature"], gate.engine.bodies[1]["top_p"]) == (0.1, 0.9)
+
+
+async def test_newer_max_tokens_is_sent_under_the_older_name(tmp_path: Path) -> None:
+    async with front(tmp_path) as gate:
+        await gate.ask(chat(max_completion_tokens=7, max_tokens=9))
+        assert gate.engine.bodies[0]["max_tokens"] == 7
+        assert "max_completion_tokens" not in gate.engine.bodies[0]
+
+
+async def test_shared_pool_gives_every_request_a_ceiling(tmp_path: Path) -> None:
+    planned = {"kv_unified": True, "kv_pool_tokens": 16384}
+    async with front(tmp_path, planned=planned, model={"default_max_tokens": 100}) as gate:
+        answer = await gate.ask(chat())
+        assert answer.headers["x-laya-max-tokens"] == "100"
+        assert gate.engine.bodies[0]["max_tokens"] == 100
+
+
+async def test_max_tokens_beyond_the_window_is_lowered_and_said(tmp_path: Path) -> None:
+    async with front(tmp_path) as gate:
+        gate.engine.prompt_tokens = 5000
+        answer = await gate.ask(chat(max_tokens=8000))
+        assert answer.headers["x-laya-max-tokens"] == str(8192 - 5000)
+        assert gate.engine.bodies[0]["max_tokens"] == 8192 - 5000
+
+
+async def test_prompt_beyond_the_window_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    async with front(tmp_path) as gate:
+        gate.engine.prompt_tokens = 9000
+        answer = await gate.ask(chat(max_tokens=8000))
+        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+        assert (answer.error["max_seq_len"], answer.error["prompt_tokens"]) == (8192, 9000)
+        assert gate.engine.calls == []
+        assert await gate.settled() == {"refused": 1}
+
+
+# what the client gets
+@pytest.mark.parametrize("wants_usage", [False, True])
+async def test_stream_is_relayed_without_what_is_ours(tmp_path: Path, wants_usage: bool) -> None:
+    async with front(tmp_path) as gate:
+        options = {"stream_options": {"include_usage": True}} if wants_usage else {}
+        answer = await gate.ask(chat(stream=True, **options))
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert b"prompt_progress" not in answer.body and answer.body.endswith(DONE)
+        assert text_of(answer) == "Hello"
+        figures = [body["usage"]["total_tokens"] for body in events_of(answer)[:-1] if body.get("usage")]
+        assert figures == ([11] if wants_usage else [])
+        assert await gate.settled() == {"served": 1}
+        assert (gate.endpoint.stats.tokens_in, gate.endpoint.stats.tokens_out) == (9, 2)
+
+
+async def test_whole_answer_is_the_streams(tmp_path: Path) -> None:
+    async with front(tmp_path) as gate:
+        answer = await gate.ask(chat())
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json["object"] == "chat.completion"
+        assert answer.json["choices"] == [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello"},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ]
+        assert {name: answer.json["usage"][name] for name in USAGE} == USAGE
+
+
+async def test_streaming_turned_off_answers_in_one_event(tmp_path: Path) -> None:
+    async with front(tmp_path, model={"enable_streaming": False}) as gate:
+        answer = await gate.ask(chat(stream=True, stream_options={"include_usage": True}))
+        first, figures, last = events_of(answer)
+        assert first["choices"][0]["delta"]["content"] == "Hello" and figures["usage"]["total_tokens"] == 11
+        assert last == "[DONE]"
+
+
+async def test_completion_logprobs_zero_asks_for_one_and_gives_none(tmp_path: Path) -> None:
+    entry = {"token": "a", "logprob": -1.0, "top_logprobs": [{"token": "a", "logprob": -1.0}]}
+    choice = {"index": 0, "text": "a", "finish_reason": None, "logprobs": {"content": [entry]}}
+    script = streams(event({"choices": [choice]}, chat=False), usage(), DONE)
+    async with front(tmp_path, script) as gate:
+        answer = await gate.ask(request(COMPLETION | {"logprobs": 0}, "/v1/completions"))
+        assert gate.engine.bodies[0]["logprobs"] == 1
+        logprobs = answer.json["choices"][0]["logprobs"]
+        assert logprobs == {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": None, "text_offset": [0]}
+
+
+async def test_raw_answer_is_not_touched(tmp_path: Path) -> None:
+    data = b'{ "odd" :  [1,2 ],"usage": null}\n'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/vnd.x+json\r\n"
+    for raw in (
+        head + b"content-length: %d\r\n\r\n" % len(data) + data,
+        head
+        + b"transfer-encoding: chunked\r\n\r\n"
+        + b"".join(chunk(data[i : i + 1]) for i in range(len(data)))
+        + b"0\r\n\r\n",
+        head + b"connection: close\r\n\r\n" + data,
+    ):
+
+        async def script(call: Call, raw: bytes = raw) -> None:
+            call.write(raw)
+            if b"connection: close" in raw:
+                call.close()
+
+        async with front(tmp_path, script, cancels_whole=True) as gate:
+            client = await gate.client()
+            for version in ("1.1", "1.0"):
+                answer = await client.ask(request(CHAT, version=version))
+                assert (answer.status, answer.body) == (200, data)
+                assert answer.headers["content-type"] == "application/vnd.x+json"
+            assert await gate.settled() == {"served": 2}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_large_pieces_are_relayed(tmp_path: Path, stream: bool) -> None:
+    pieces = ["x" * 3_000_000, "é" * 500_000, "y" * 10]
+    script = streams(*[delta(content=piece) for piece in pieces], usage(), DONE)
+    async with front(tmp_path, script) as gate:
+        answer = await gate.ask(chat(stream=stream))
+        said = text_of(answer) if stream else answer.json["choices"][0]["message"]["content"]
+        assert said == "".join(pieces)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 64])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_engine_bytes_in_any_pieces_make_no_difference(tmp_path: Path, size: int, stream: bool) -> None:
+    data = STREAM_HEAD + b"".join(chunk(one) for one in hello_events()) + b"0\r\n\r\n"
+
+    async def script(call: Call) -> None:
+        for start in range(0, len(data), size):
+            call.write(data[start : start + size])
+            await asyncio.sleep(0)
+
+    async with front(tmp_path, script) as gate:
+        answer = await gate.ask(chat(stream=stream))
+        assert (text_of(answer) if stream else answer.json["choices"][0]["message"]["content"]) == "Hello"
+
+
+async def test_long_prefill_is_noted_as_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laya.gateway.relay.PREFILL_NOTE_EVERY_S", -1.0)
+    script = streams(progress(10, 40), progress(40, 40), *hello_events()[1:])
+    async with front(tmp_path, script) as gate:
+        answer = await gate.ask(chat(stream=True))
+        assert answer.body.startswith(b": prefill 25 %\n\n: prefill 100 %\n\n")
+        assert text_of(answer) == "Hello"
+
+
+async def test_prefill_shows_in_the_state(tmp_path: Path) -> None:
+    async with front(tmp_path, streams(progress(10, 40), ends=False)) as gate:
+        client = await gate.client()
+        client.send(chat(stream=True))
+        await until(lambda: [one for one in gate.endpoint.live if one.prefill_total])
+        (exchange,) = gate.endpoint.live
+        state = exchange.as_state(exchange.arrived_s + 1)
+        assert (state["phase"], state["prefill_tokens"], state["prompt_tokens"]) == ("prefill", 10, 40)
+        assert state["key"] == "tests"
+
+
+async def test_empty_answer_is_a_served_one(tmp_path: Path) -> None:
+    async with front(tmp_path, streams(progress(9, 9), usage(9, 0), DONE)) as gate:
+        assert events_of(await gate.ask(chat(stream=True))) == ["[DONE]"]
+        assert (await gate.ask(chat())).json["choices"] == []
+        assert await gate.settled() == {"served": 2}
+
+
+# what an engine refuses
+REFUSED = [
+    (400, {"message": "bad grammar", "type": "invalid_request_error"}, 400, "invalid_request", "bad grammar"),
+    (
+        400,
+        {"message": "too long", "type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 8192},
+        400,
+        "context_length_exceeded",
+        "9000 tokens",
+    ),
+    (400, {"message": "too long", "type": "exceed_context_size_error"}, 400, "invalid_request", "too long"),
+    (501, {"message": "no embeddings"}, 501, "not_supported", "'stub' can't do this: no embeddings"),
+    (500, {"message": "image input is not supported - hint"}, 501, "not_supported", "image input"),
+    (503, {"message": "Loading model"}, 503, "model_loading", "Loading model"),
+    (500, {"message": "boom"}, 503, "engine_failed", "boom"),
+    (418, "teapot", 400, "invalid_request", "teapot"),
+    (502, None, 503, "engine_failed", "status 502 without a reason"),
+    (302, None, 503, "engine_failed", "status 302 without a reason"),
+]
+
+
+@pytest.mark.parametrize(("status", "said", "expected", "code", "words"), REFUSED)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("cancels_whole", [False, True])
+async def test_engine_error_becomes_one_of_ours(
+    tmp_path: Path, status: int, said: Any, expected: int, code: str, words: str, stream: bool, cancels_whole: bool
+) -> None:
+    script = answers(whole({"error": said}, status))
+    async with front(tmp_path, script, cancels_whole=cancels_whole) as gate:
+        client = await gate.client()
+        answer = await client.ask(chat(stream=stream))
+        assert (answer.status, answer.error["code"]) == (expected, code)
+        assert words in answer.error["message"]
+        assert (await client.ask(request(method="GET", path="/health"))).status == 200
+        assert await gate.settled() == {"failed" if code == "engine_failed" else "refused": 1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"<html>Bad gateway</html>", b"[1]", b'{"error": []}', b'{"error": {"message": 5}}', b"\xff" * 3_000_000],
+)
+async def test_engine_error_without_sense_is_one_all_the_same(tmp_path: Path, body: bytes) -> None:
+    raw = b"HTTP/1.1 500 X\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    async with front(tmp_path, answers(raw)) as gate:
+        answer = await gate.ask(chat())
+        assert (answer.status, answer.error["code"]) == (503, "engine_failed")
+
+
+# a client that reads slowly, or leaves
+async def endless(call: Call) -> None:
+    """A stream that goes on as long as somebody reads it."""
+    call.write(STREAM_HEAD)
+    piece = chunk(delta(content="x" * 20_000))
+    while not call.gone.is_set():
+        call.write(piece)
+        await call.drain()
+        await asyncio.sleep(0)
+
+
+async def endless_whole(call: Call) -> None:
+    call.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n")
+    while not call.gone.is_set():
+        call.write(chunk(b"x" * 20_000))
+        await call.drain()
+        await asyncio.sleep(0)
+
+
+async def standstill(call: Call) -> int:
+    """Bytes that the engine could write before it was held up."""
+    seen = -1
+    while call.n_written != seen:
+        seen = call.n_written
+        await asyncio.sleep(0.05)
+    return seen
+
+
+@pytest.mark.parametrize("raw", [False, True])
+async def test_slow_reader_holds_the_engine_up(tmp_path: Path, raw: bool) -> None:
+    script = endless_whole if raw else endless
+    async with front(tmp_path, script, cancels_whole=raw) as gate:
+        client = await gate.client(limit=2**16)
+        client.send(chat(stream=not raw))
+        await until(lambda: gate.engine.calls)
+        call = gate.engine.calls[0]
+        first = await standstill(call)
+        connection = next(iter(gate.connections))
+        assert connection.transport.get_write_buffer_size() < 2**20
+        for _ in range(first // 2**16 + 20):  # the client reads on, and so does the engine write on
+            await client.reader.read(2**16)
+        await until(lambda: call.n_written > first)
+        again = await standstill(call)
+        assert connection.transport.get_write_buffer_size() < 2**20
+        assert again > first
+        client.abort()
+        await asyncio.wait_for(call.gone.wait(), 5)
+        assert await gate.settled() == {"cancelled": 1}
+
+
+async def test_client_that_never_reads_on_is_dropped(tmp_path: Path) -> None:
+    async with front(tmp_path, endless) as gate:
+        client = await gate.client(limit=2**16)
+        client.send(chat(stream=True))
+        await until(lambda: gate.engine.calls)
+        await standstill(gate.engine.calls[0])
+        gate.sweep(119)
+        assert gate.stats.in_flight == 1
+        gate.sweep(121)
+        await asyncio.wait_for(gate.engine.calls[0].gone.wait(), 5)
+        assert await gate.settled() == {"cancelled": 1}
+
+
+async def silent(call: Call) -> None:
+    await call.gone.wait()
+
+
+LEAVING = {
+    "before the head": silent,
+    "after the head": answers(STREAM_HEAD),
+    "in the prefill": streams(progress(1, 9), ends=False),
+    "after a token": streams(delta(content="a"), ends=False),
+    "in the middle of an event": answers(STREAM_HEAD, chunk(delta(content="a")[:20])),
+    "after the end of the answer": streams(delta(content="a"), usage(), DONE, ends=False),
+    "while it comes": endless,
+}
+
+
+@pytest.mark.parametrize("point", LEAVING)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
+async def test_client_that_leaves_takes_the_engine_along(tmp_path: Path, point: str, stream: bool, reset: bool) -> None:
+    async with front(tmp_path, LEAVING[point], max_num_seqs=1) as gate:
+        client = await gate.client()
+        client.send(chat(stream=stream))
+        await until(lambda: gate.engine.calls)
+        await asyncio.sleep(0.01)  # whatever comes, comes
+        if reset:
+            client.abort()
+        else:
+            client.close()
+        await asyncio.wait_for(gate.engine.calls[0].gone.wait(), 5)
+        assert await gate.settled() == {"cancelled": 1}
+
+
+async def test_client_that_leaves_a_raw_answer_takes_the_engine_along(tmp_path: Path) -> None:
+    for script in (silent, answers(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab"), endless_whole):
+        async with front(tmp_path, script, cancels_whole=True) as gate:
+            client = await gate.client()
+            client.send(chat())
+            await until(lambda: gate.engine.calls)
+            client.abort()
+            await asyncio.wait_for(gate.engine.calls[0].gone.wait(), 5)
+            assert await gate.settled() == {"cancelled": 1}
+
+
+async def test_client_that_leaves_while_the_engine_is_connected_to(tmp_path: Path) -> None:
+    async with front(tmp_path) as gate:
+        client = await gate.client()
+        client.send(chat())
+        await until(lambda: gate.stats.arrivals)
+        client.abort()
+        await until(lambda: gate.stats.in_flight == 0)
+        outcomes = await gate.settled()
+        assert outcomes in ({"cancelled": 1}, {"served": 1})
+        assert (await gate.ask(chat())).status == 200
+
+
+# other endpoints
+async def test_embeddings_are_relayed_raw(tmp_path: Path) -> None:
+    body = {"object": "list", "data": [{"embedding": [0.5], "index": 0, "object": "embedding"}]}
+    async with front(tmp_path, answers(whole(body)), model={"task": "embed"}) as gate:
+        answer = await gate.ask(request({"model": "stub-alias", "input": "hi"}, "/v1/embeddings"))
+        assert answer.json == body
+        assert gate.engine.bodies[0] == {"model": "stub", "input": "hi"}
+        assert gate.engine.calls[0].path == "/v1/embeddings"
+        wrong = await gate.ask(chat())
+        assert (wrong.status, wrong.error["code"]) == (501, "not_supported")
+        assert await gate.settled() == {"served": 1, "refused": 1}
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])
+async def test_rerank_is_relayed_raw(tmp_path: Path, path: str) -> None:
+    async with front(tmp_path, answers(whole({"results": []})), model={"task": "rerank"}) as gate:
+        answer = await gate.ask(request({"model": "stub", "query": "q", "documents": ["a"]}, path))
+        assert answer.json == {"results": []} and gate.engine.calls[0].path == "/v1/rerank"
