@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MOST_TOKENS = 2**32 - 1  # what the routing feature holds
+CRASH_NOTICE_S = 0.2  # an engine's connections break a moment before its end is known
 _ENGINE_STARTS = {
     EndpointKind.CHAT: b"POST /v1/chat/completions",
     EndpointKind.COMPLETION: b"POST /v1/completions",
@@ -153,6 +154,15 @@ class Dispatcher:
 
     def pump(self, endpoint: Endpoint) -> None:
         """Let in what waits, first come first served, as far as there is room."""
+        if endpoint.is_pumping:
+            return
+        endpoint.is_pumping = True
+        try:
+            self._let_in(endpoint)
+        finally:
+            endpoint.is_pumping = False
+
+    def _let_in(self, endpoint: Endpoint) -> None:
         while endpoint.queue and endpoint.pool is not None:
             exchange = endpoint.queue[0]
             if exchange.outcome is not None:
@@ -202,7 +212,7 @@ class Dispatcher:
         exchange.sent_s = time.monotonic()
         endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
         try:
-            exchange.upstream_body = self._engine_body(exchange, exchange.parsed, endpoint)
+            exchange.upstream_body = exchange.upstream_body or self._engine_body(exchange, exchange.parsed, endpoint)
             self._send(exchange, endpoint, fresh=False)
         except Exception as error:  # whoever made room for it goes on
             exchange.fail(self.fault(f"request {exchange.request_id!r}", error))
@@ -245,7 +255,9 @@ class Dispatcher:
             return
 
         def connected(result: UpstreamConnection | OSError) -> None:
-            if isinstance(result, OSError):
+            if isinstance(result, ConnectionError) and not exchange.tried_later:
+                self._spawn(self._try_later(exchange, endpoint))
+            elif isinstance(result, OSError):
                 exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' can't be reached: {result}"))
             elif exchange.outcome is not None:
                 result.abort()
@@ -271,6 +283,16 @@ class Dispatcher:
         assert exchange.endpoint is not None
         self._send(exchange, exchange.endpoint, fresh=True)
 
+    async def _try_later(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        """The engine is gone and never saw the request, which waits, once, for the next one."""
+        exchange.tried_later = True
+        exchange.sent_s = 0.0
+        endpoint.release(exchange)
+        await asyncio.sleep(CRASH_NOTICE_S)
+        if exchange.outcome is None:
+            self._admit(exchange, endpoint)
+        self.pump(endpoint)
+
     # 6 settle
     def settle(self, exchange: Exchange) -> None:
         """Release and count. Called once for each exchange, by `Exchange.finish`."""
@@ -293,7 +315,10 @@ class Dispatcher:
             if exchange.n_tokens_out > 1 and exchange.first_token_s:
                 per_token_s = (time.monotonic() - exchange.first_token_s) / (exchange.n_tokens_out - 1)
                 model.inter_token.observe(per_token_s)
-        self.pump(endpoint)
+        if exchange.engine_lost:  # whoever waits is for the next engine, not for one that is dying
+            asyncio.get_running_loop().call_later(CRASH_NOTICE_S, self.pump, endpoint)
+        else:
+            self.pump(endpoint)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -77,6 +77,8 @@ class Exchange:
     prefill_total = 0
     n_tokens_out = 0
     upstream_paused = False
+    engine_lost = False  # its connection broke: most likely the engine has died
+    tried_later = False
     # response
     started = False
     head_sent = False

@@ -80,6 +80,7 @@ class Relay:
         if reusable and not self.exchange.head_sent:
             self.exchange.dispatcher.send_again(self.exchange)
         else:
+            self.exchange.engine_lost = True
             self.exchange.fail(EngineCrashed(f"The engine of '{_model_of(self.exchange)}' broke off: {reason}."))
 
     def on_good_head(self, headers: dict[bytes, bytes]) -> None:
