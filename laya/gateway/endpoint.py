@@ -36,6 +36,7 @@ class Endpoint:
         self.planned: PlannedSettings | None = None
         self.admission: Admission | None = None
         self.queue: deque[Exchange] = deque()
+        self.is_pumping = False  # its queue is being let in; each that ends meanwhile need not begin it again
         self.live: set[Exchange] = set()
         self.template_bytes = 0
         self.n_counting = 0  # requests whose tokens are being counted, before they are admitted or queued
@@ -76,20 +77,27 @@ class Endpoint:
     # 3 admit
     def try_reserve(self, exchange: Exchange) -> bool:
         """Reserve sequences and tokens for the exchange. Raises InvalidRequest for what can never be held."""
-        admission, parsed = self.admission, exchange.parsed
-        if admission is None or parsed is None or self.planned is None:
+        admission = self.admission
+        if admission is None:
             return False
+        n_seqs, tokens = self._needs(exchange, admission)
+        if not admission.try_reserve(n_seqs, tokens):
+            return False
+        exchange.admission, exchange.reserved_seqs, exchange.reserved_tokens = admission, n_seqs, tokens
+        self.live.add(exchange)
+        return True
+
+    def _needs(self, exchange: Exchange, admission: Admission) -> tuple[int, int]:
+        """Sequences, and the tokens of all of them. Raises InvalidRequest where that is more than there is."""
+        parsed = exchange.parsed
+        assert parsed is not None
         n_seqs = parsed.n_seqs
         if parsed.n_choices <= admission.max_num_seqs:  # the choices of a prompt run together, prompts take turns
             n_seqs = min(n_seqs, admission.max_num_seqs)
         tokens = self.promised_tokens(exchange) * n_seqs
         if not admission.can_ever_fit(n_seqs, tokens):
             raise self._never(n_seqs, tokens)
-        if not admission.try_reserve(n_seqs, tokens):
-            return False
-        exchange.admission, exchange.reserved_seqs, exchange.reserved_tokens = admission, n_seqs, tokens
-        self.live.add(exchange)
-        return True
+        return n_seqs, tokens
 
     def promised_tokens(self, exchange: Exchange) -> int:
         """Tokens one sequence of this request may come to hold: its prompt's bound and its ceiling."""
@@ -128,10 +136,12 @@ class Endpoint:
 
     # the queue
     def enqueue(self, exchange: Exchange, *, first: bool = False) -> None:
-        """Wait in line; `first`: it was the first in line before. Raises QueueFull with an honest Retry-After."""
+        """Wait in line; `first`: it was the first in line before. Raises QueueFull, and what `try_reserve` raises."""
         if first:
             self.queue.appendleft(exchange)
             return
+        if self.admission is not None:
+            self._needs(exchange, self.admission)  # what can never run need not wait
         self.check_queue()
         limit_s = self.settings.queue_timeout_s
         if self.pool is None:
@@ -163,6 +173,8 @@ class Endpoint:
     def expire(self, now_s: float) -> None:
         """Refuse what has waited past its deadline."""
         for exchange in [waiting for waiting in self.queue if waiting.deadline_s <= now_s]:
+            if exchange not in self.queue:
+                continue  # let in by the end of the one before it
             self.queue.remove(exchange)
             waited_s = now_s - exchange.arrived_s
             exchange.fail(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 import socket
 import time
@@ -35,6 +36,7 @@ from laya.memory import Machine
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
 
+logger = logging.getLogger(__name__)
 SWEEP_EVERY_S = 0.25
 GRACE_S = 30  # how long answers that are on their way may go on after the first signal
 
@@ -124,9 +126,12 @@ async def sweep(server: uvicorn.Server, gateway: Gateway) -> None:
     while True:
         await asyncio.sleep(SWEEP_EVERY_S)
         now_s = time.monotonic()
-        for connection in list(server.server_state.connections):
-            connection.sweep(now_s)  # type: ignore[union-attr]
-        gateway.fleet.sweep(now_s)
+        connections: list[Any] = list(server.server_state.connections)
+        for swept in (*connections, gateway.fleet):
+            try:
+                swept.sweep(now_s)
+            except Exception:  # no fault in one place ends the deadlines of the others
+                logger.exception("a sweep failed")
 
 
 def run(

@@ -88,8 +88,9 @@ class Call(asyncio.Protocol):
         return json.loads(self.body)
 
     def write(self, data: bytes) -> None:
-        self.n_written += len(data)
-        self._transport.write(data)
+        if not self.gone.is_set():
+            self.n_written += len(data)
+            self._transport.write(data)
 
     async def drain(self) -> None:
         """Wait until the gateway reads, or has gone."""
