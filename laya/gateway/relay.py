@@ -83,6 +83,10 @@ class Relay:
             self.exchange.engine_lost = True
             self.exchange.fail(EngineCrashed(f"The engine of '{_model_of(self.exchange)}' broke off: {reason}."))
 
+    @property
+    def is_whole(self) -> bool:
+        return False
+
     def on_good_head(self, headers: dict[bytes, bytes]) -> None:
         """The engine answers."""
 
@@ -144,6 +148,10 @@ class StreamRelay(Relay):
             percent = 100 * self._filter.prefill_done // self._filter.prefill_total
             self.exchange.write(b": prefill %d %%\n\n" % percent)
 
+    @property
+    def is_whole(self) -> bool:
+        return self._filter.done
+
     def on_good_end(self) -> None:
         if self._filter.done:
             self._count_usage(self._filter)
@@ -170,6 +178,10 @@ class AssembledAnswer(Relay):
         self._follow(self._reader)
         if self._reader.error is not None:
             self.exchange.fail(self._engine_said(self._reader.error))
+
+    @property
+    def is_whole(self) -> bool:
+        return self._reader.done
 
     def on_good_end(self) -> None:
         if self.exchange.outcome is not None:

@@ -26,6 +26,10 @@ _FAULT = "Laya could not relay its answer"
 class AnswerHandler(Protocol):
     """Who wants an answer. Calls come in this order: head, data..., then exactly one of end and broken."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether what came says itself that it is all, so that nothing is lost if the connection is."""
+
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
     def on_data(self, data: bytes) -> None: ...
     def on_end(self) -> None: ...
@@ -106,8 +110,9 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
         self._transport = None
-        if exc is None and self._until_closed and self._handler is not None:
-            handler, self._handler = self._handler, None
+        handler = self._handler
+        if handler is not None and (handler.is_whole or (self._until_closed and exc is None)):
+            self._handler = None
             self._end(handler)
         self._break("it closed the connection" if exc is None else f"the connection was lost ({exc})")
 
@@ -251,6 +256,8 @@ class _ClosedUnread(OSError):
 
 class _Collector:
     """Gathers a small answer for `fetch`."""
+
+    is_whole = False
 
     def __init__(self, future: asyncio.Future[tuple[int, bytes]]) -> None:
         self._future = future

@@ -24,6 +24,8 @@ REQUEST = b"POST /v1/completions"
 class Handler:
     """Writes down what it is told."""
 
+    is_whole = False
+
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
