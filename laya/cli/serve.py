@@ -18,6 +18,7 @@ from rich.console import Console
 import laya
 from laya.config import ApiKey, Config, ModelConfig, load_config, parse_engine_flags, with_settings
 from laya.config.keys import hash_key, new_key
+from laya.engines.llamacpp_child import die_with_parent
 from laya.errors import ConfigError, LayaError
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.server import Gateway, listen
@@ -195,8 +196,10 @@ def run(
 
     ensure_pulled(model)
     command = [sys.executable, "-m", "laya.cli", "serve", model, "--port", "0", *context.args]
-    # a session of its own: Ctrl-C stops an answer of the chat, not the server
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    # a session of its own: Ctrl-C stops an answer of the chat, not the server, which ends with us however we end
+    server = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=die_with_parent
+    )
     try:
         url = _wait_for_url(server)
         chat_with(ServerClient(url=url), model)

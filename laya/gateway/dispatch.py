@@ -116,6 +116,8 @@ class Dispatcher:
         endpoint = self.fleet.endpoints[index]
         exchange.endpoint = endpoint
         self._check_task(endpoint, exchange.kind)
+        if parsed.generates and parsed.max_tokens is None:  # promised and clamped as if the client had said it
+            parsed.max_tokens = endpoint.settings.defaults.get("max_tokens")
         return endpoint
 
     def _choose(self, name: str, exchange: Exchange, parsed: ParsedBody, tokens: int) -> int:

@@ -38,13 +38,18 @@ from laya.routing import RequestRouter
 
 logger = logging.getLogger(__name__)
 SWEEP_EVERY_S = 0.25
+INTERRUPTED = 130  # the exit code after Ctrl-C
 GRACE_S = 30  # how long answers that are on their way may go on after the first signal
 
 
 class Server(uvicorn.Server):
     """uvicorn's server with our signals: the first lets finish what runs, a second one ends at once."""
 
+    exit_code = 0
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig == signal.SIGINT:
+            self.exit_code = INTERRUPTED
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
@@ -176,7 +181,7 @@ def run(
     server.run(sockets=[sock])
     if failure:
         raise failure[0]
-    return 0
+    return server.exit_code
 
 
 def uvicorn_config(gateway: Gateway, app: Any) -> uvicorn.Config:

@@ -19,6 +19,7 @@ version: 1
 n_threads: 1
 models:
   small: {source: smollm2, max_seq_len: 250, max_num_seqs: 1, ttl: 30}
+  set: {source: smollm2, max_seq_len: 250, max_num_seqs: 1, ttl: 30, defaults: {max_tokens: 3, temperature: 0}}
   whole: {source: smollm2, max_seq_len: 256, max_num_seqs: 1, enable_streaming: false, ttl: 30}
   pool: {source: smollm2, max_seq_len: 384, max_num_seqs: 4, kv_pool_tokens: 512, default_max_tokens: 5, ttl: 30}
 """
@@ -75,6 +76,21 @@ def test_prompt_longer_than_the_window_is_refused_with_both_numbers(limited: Ser
         sdk(limited).completions.create(model="small", prompt=["short", prompt_of(400)], max_tokens=1)
     assert refused.value.param == "prompt"
     assert busy_slots(limited, "small") == 0
+
+
+def test_defaults_of_the_config_hold_where_the_request_does_not_say(limited: Serving) -> None:
+    client = sdk(limited)
+    likeliest = ask(limited, "small", max_tokens=3).parse().choices[0].message.content
+    for _ in range(2):
+        answer = client.chat.completions.create(model="set", messages=user("Name three colours."))
+        assert answer.choices[0].message.content == likeliest
+        assert answer.usage is not None and answer.usage.completion_tokens == 3
+    answer = client.chat.completions.create(model="set", messages=user(prompt_of(200)), extra_body={"ignore_eos": True})
+    assert answer.usage is not None and answer.usage.completion_tokens == 3  # also where the prompt was counted
+    said = client.chat.completions.create(
+        model="set", messages=user("Hi"), max_tokens=5, extra_body={"ignore_eos": True}
+    )
+    assert said.usage is not None and said.usage.completion_tokens == 5
 
 
 def test_models_not_loaded_tell_their_window_too(limited: Serving) -> None:
