@@ -18,10 +18,11 @@ _ENCODER = msgspec.json.Encoder()
 class UsageSum:
     """Usage over all choices: llama.cpp reports each choice (or each prompt of a list) in an event of its own."""
 
-    __slots__ = ("cached_tokens", "completion_tokens", "n_events", "prompt_tokens", "sum_prompts")
+    __slots__ = ("cached_tokens", "completion_tokens", "n_choices", "n_events", "n_prompts", "prompt_tokens")
 
-    def __init__(self, sum_prompts: bool) -> None:
-        self.sum_prompts = sum_prompts  # a list of prompts: each is its own; n choices share one prompt
+    def __init__(self, n_prompts: int = 1, n_choices: int = 1) -> None:
+        self.n_prompts = n_prompts
+        self.n_choices = n_choices  # of each prompt: they share it
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.cached_tokens = 0
@@ -32,20 +33,22 @@ class UsageSum:
         prompt_tokens = int(usage.get("prompt_tokens") or 0)
         details = usage.get("prompt_tokens_details") or {}
         cached_tokens = int(details.get("cached_tokens") or 0)
-        if self.sum_prompts:
+        if self.n_prompts > 1:
             self.prompt_tokens += prompt_tokens
             self.cached_tokens += cached_tokens
-        else:
+        else:  # what a second choice finds cached is what the first one has just read
             self.prompt_tokens = max(self.prompt_tokens, prompt_tokens)
-            self.cached_tokens = max(self.cached_tokens, cached_tokens) if self.n_events > 1 else cached_tokens
+            self.cached_tokens = min(self.cached_tokens, cached_tokens) if self.n_events > 1 else cached_tokens
         self.completion_tokens += int(usage.get("completion_tokens") or 0)
 
     def as_dict(self) -> dict[str, Any]:
+        n_times = self.n_choices if self.n_prompts > 1 and self.n_events > 1 else 1  # that each prompt was counted
+        prompt_tokens = self.prompt_tokens // n_times
         return {
-            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "total_tokens": prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens // n_times},
         }
 
 

@@ -22,8 +22,8 @@ from laya.errors import (
     ModelLoading,
     NotSupported,
 )
-from laya.gateway.assemble import Assembler, encode
-from laya.gateway.body import ChatHead, CompletionHead
+from laya.gateway.assemble import Assembler, UsageSum, encode
+from laya.gateway.body import ChatHead, CompletionHead, ParsedBody
 from laya.gateway.sse import AnswerReader, EventReader, StreamFilter, event_bytes
 
 if TYPE_CHECKING:
@@ -49,17 +49,19 @@ def relay_for(exchange: Exchange) -> Relay:
 class Relay:
     """An answer handler (see upstream.AnswerHandler) that turns every status but 200 into an error."""
 
+    _status = 0
+    _error_bytes = 0
+
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
-        self._status = 0
-        self._error_parts: list[bytes] = []
-        self._error_bytes = 0
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self._status = status
         self.exchange.let_go_of_body()
         if status == 200:
             self.on_good_head(headers)
+        else:
+            self._error_parts: list[bytes] = []
 
     def on_data(self, data: bytes) -> None:
         if self._status == 200:
@@ -109,7 +111,7 @@ class Relay:
         return EngineCrashed(f"The engine of '{_model_of(self.exchange)}' broke off its answer: {message}")
 
     def _count_usage(self, reader: EventReader) -> None:
-        self.exchange.prompt_tokens = reader.usage.prompt_tokens
+        self.exchange.prompt_tokens = reader.usage.as_dict()["prompt_tokens"]
         self.exchange.n_tokens_out = reader.usage.completion_tokens
 
 
@@ -121,7 +123,7 @@ class StreamRelay(Relay):
         parsed = exchange.parsed
         assert parsed is not None
         self._filter = StreamFilter(
-            sum_prompts=isinstance(parsed.head, CompletionHead),
+            _usage_of(parsed),
             wants_usage=parsed.wants_usage_event,
             n_top_logprobs=_completion_logprobs_of(parsed.head),
         )
@@ -167,7 +169,7 @@ class AssembledAnswer(Relay):
         super().__init__(exchange)
         parsed = exchange.parsed
         assert parsed is not None
-        self._reader = AnswerReader(sum_prompts=isinstance(parsed.head, CompletionHead))
+        self._reader = AnswerReader(_usage_of(parsed))
         self._assembler = Assembler(
             chat=isinstance(parsed.head, ChatHead), n_top_logprobs=_completion_logprobs_of(parsed.head)
         )
@@ -206,12 +208,11 @@ class AssembledAnswer(Relay):
 
 
 class RawAnswer(Relay):
-    """Bytes as they come."""
+    """Bytes as they come. An answer that comes in one piece, as most do, goes in one."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        super().__init__(exchange)
-        self._length: bytes | None = None
-        self._type = b"application/json"
+    _length: bytes | None = None
+    _type = b"application/json"
+    _whole = b""
 
     def on_good_head(self, headers: dict[bytes, bytes]) -> None:
         self._length = headers.get(b"content-length")
@@ -219,15 +220,23 @@ class RawAnswer(Relay):
 
     def on_good_data(self, data: bytes) -> None:
         exchange = self.exchange
-        if not exchange.head_sent:
+        if not exchange.first_token_s:
             exchange.first_token_s = time.monotonic()
+            if self._length is not None and int(self._length) == len(data):
+                self._whole = data
+                return
             exchange.start_raw(200, self._type, self._length)
         exchange.write(data)
 
     def on_good_end(self) -> None:
-        if not self.exchange.head_sent:
-            self.exchange.start_raw(200, self._type, b"0")
-        self.exchange.end(b"", "served")
+        if self.exchange.head_sent:
+            self.exchange.end(b"", "served")
+        else:
+            self.exchange.respond(200, self._whole, "served", b"content-type: %b\r\n" % self._type)
+
+
+def _usage_of(parsed: ParsedBody) -> UsageSum:
+    return UsageSum(parsed.n_seqs // parsed.n_choices, parsed.n_choices)
 
 
 def _completion_logprobs_of(head: object) -> int | None:

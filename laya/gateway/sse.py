@@ -27,9 +27,9 @@ def event_bytes(body: dict[str, Any]) -> bytes:
 class EventReader:
     """What both readers of an engine's stream share: cutting events, and what Laya keeps of them for itself."""
 
-    def __init__(self, *, sum_prompts: bool) -> None:
+    def __init__(self, usage: UsageSum) -> None:
         self._tail = b""
-        self.usage = UsageSum(sum_prompts)
+        self.usage = usage
         self.usage_event: dict[str, Any] | None = None  # the last one, whose id and timings its sum is sent under
         self.error: dict[str, Any] | None = None
         self.prefill_done = 0
@@ -86,8 +86,8 @@ class EventReader:
 class StreamFilter(EventReader):
     """For a client that streams. `feed` gives the bytes to send on, `end` the last ones of a whole answer."""
 
-    def __init__(self, *, sum_prompts: bool, wants_usage: bool, n_top_logprobs: int | None = None) -> None:
-        super().__init__(sum_prompts=sum_prompts)
+    def __init__(self, usage: UsageSum, *, wants_usage: bool, n_top_logprobs: int | None = None) -> None:
+        super().__init__(usage)
         self._wants_usage = wants_usage
         self._n_top_logprobs = n_top_logprobs  # completions with logprobs: each event is rewritten
         self._text_offsets: dict[int, int] = {}

@@ -21,7 +21,7 @@ CALLS = [
 
 
 def assembled(*events: bytes, chat: bool = True, n_top_logprobs: int | None = None, **how: Any) -> dict[str, Any]:
-    reader = AnswerReader(sum_prompts=not chat)
+    reader = AnswerReader(how.get("usage") or UsageSum())
     assembler = Assembler(chat=chat, n_top_logprobs=n_top_logprobs)
     for body in reader.feed(b"".join(events)):
         assembler.add(body)
@@ -143,7 +143,7 @@ def test_answer_completion_has_its_own_form() -> None:
 
 def test_answer_completion_prompts_of_a_list_are_choices() -> None:
     data = [b"data: null\n\n", text_event("b", 1), text_event("a", 0), usage(3, 1), usage(4, 1), DONE]
-    answer = assembled(*data, chat=False)
+    answer = assembled(*data, chat=False, usage=UsageSum(2, 1))
     assert [choice["text"] for choice in answer["choices"]] == ["a", "b"]
     assert answer["usage"]["prompt_tokens"] == 7
 
@@ -164,7 +164,7 @@ def test_completion_streamed_is_the_whole_one_in_pieces(tokens: list[tuple[int, 
     data = b"".join([*events, usage(3, len(tokens)), DONE])
     answer = assembled(data, chat=False, n_top_logprobs=n_top)
 
-    stream = StreamFilter(sum_prompts=True, wants_usage=False, n_top_logprobs=n_top)
+    stream = StreamFilter(UsageSum(), wants_usage=False, n_top_logprobs=n_top)
     bodies = [json.loads(part.removeprefix(b"data: ")) for part in stream.feed(data).split(b"\n\n") if part]
     assert stream.done
     for choice in answer["choices"]:
@@ -179,16 +179,21 @@ def test_completion_streamed_is_the_whole_one_in_pieces(tokens: list[tuple[int, 
 
 
 @pytest.mark.parametrize(
-    ("sum_prompts", "figures", "expected"),
+    ("n_prompts", "n_choices", "figures", "expected"),
     [
-        (False, [(9, 2)], (9, 2)),
-        (False, [(9, 2), (9, 3), (9, 4)], (9, 9)),
-        (True, [(9, 2), (7, 3)], (16, 5)),
-        (True, [], (0, 0)),
+        (1, 1, [(9, 2)], (9, 2)),
+        (1, 3, [(9, 2), (9, 3), (9, 4)], (9, 9)),
+        (1, 3, [(9, 9)], (9, 9)),
+        (2, 1, [(9, 2), (7, 3)], (16, 5)),
+        (2, 2, [(9, 2), (7, 3), (7, 1), (9, 1)], (16, 7)),
+        (2, 2, [(16, 7)], (16, 7)),
+        (1, 1, [], (0, 0)),
     ],
 )
-def test_usage_sum_over_choices(sum_prompts: bool, figures: list[tuple[int, int]], expected: tuple[int, int]) -> None:
-    total = UsageSum(sum_prompts)
+def test_usage_sum_counts_each_prompt_once(
+    n_prompts: int, n_choices: int, figures: list[tuple[int, int]], expected: tuple[int, int]
+) -> None:
+    total = UsageSum(n_prompts, n_choices)
     for prompt, completion in figures:
         total.add({"prompt_tokens": prompt, "completion_tokens": completion})
     body = total.as_dict()
@@ -196,8 +201,14 @@ def test_usage_sum_over_choices(sum_prompts: bool, figures: list[tuple[int, int]
     assert body["total_tokens"] == sum(expected)
 
 
+def test_usage_sum_of_choices_does_not_call_the_first_ones_work_cached() -> None:
+    total = UsageSum(1, 2)
+    for cached in (0, 8):
+        total.add({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": cached}})
+    assert total.as_dict()["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
 def test_usage_sum_takes_odd_figures_as_none() -> None:
-    total = UsageSum(False)
+    total = UsageSum()
     total.add({"prompt_tokens": None, "prompt_tokens_details": None})
-    total.add({"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}})
-    assert total.as_dict()["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert total.as_dict()["total_tokens"] == 0

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from laya.gateway.assemble import UsageSum
 from laya.gateway.sse import EVENT_LIMIT_BYTES, AnswerReader, StreamFilter, event_bytes
 
 from .scripted_engine import DONE, delta, event, hello_events, progress, usage
@@ -17,7 +18,7 @@ TOKEN = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": [{"
 
 
 def stream_filter(**fields: Any) -> StreamFilter:
-    return StreamFilter(**{"sum_prompts": False, "wants_usage": False} | fields)
+    return StreamFilter(**{"usage": UsageSum(), "wants_usage": False} | fields)
 
 
 def filtered(data: bytes, cuts: list[int], **fields: Any) -> tuple[bytes, StreamFilter]:
@@ -78,7 +79,7 @@ def test_filter_split_at_every_byte_gives_the_same() -> None:
 @given(st.lists(st.integers(0, len(b"".join(TRICKY))), max_size=12).map(sorted))
 def test_answer_reader_split_anywhere_gives_the_same(cuts: list[int]) -> None:
     data = b"".join(TRICKY)
-    reader = AnswerReader(sum_prompts=False)
+    reader = AnswerReader(UsageSum())
     events = [
         event
         for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)
@@ -129,10 +130,10 @@ def test_filter_usage_event_is_for_who_asked(wants_usage: bool) -> None:
         }
 
 
-@pytest.mark.parametrize(("sum_prompts", "prompt_tokens"), [(False, 9), (True, 16)])
-def test_filter_usage_of_all_choices_is_one_event(sum_prompts: bool, prompt_tokens: int) -> None:
+@pytest.mark.parametrize(("total", "prompt_tokens"), [(UsageSum(1, 2), 9), (UsageSum(2, 1), 16)])
+def test_filter_usage_of_all_choices_is_one_event(total: UsageSum, prompt_tokens: int) -> None:
     data = b"".join([delta(content="a"), delta(content="b", index=1), usage(9, 2), usage(7, 5), DONE])
-    out, stream = filtered(data, [], wants_usage=True, sum_prompts=sum_prompts)
+    out, stream = filtered(data, [], wants_usage=True, usage=total)
     assert len(contents(out)) == 2
     said = contents(stream.end())[0]["usage"]
     assert (said["prompt_tokens"], said["completion_tokens"]) == (prompt_tokens, 7)

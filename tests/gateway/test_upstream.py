@@ -297,8 +297,14 @@ async def test_engine_that_hangs_up_at_once_is_an_error() -> None:
 
 
 async def test_connection_lost_before_it_is_handed_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = UpstreamConnection.connection_made
+
+    def made_and_lost(connection: UpstreamConnection, transport: asyncio.BaseTransport) -> None:
+        made(connection, transport)
+        connection.connection_lost(None)
+
     async with engine_and_pool(answers(OK)) as (_, pool):
-        monkeypatch.setattr(UpstreamConnection, "is_open", property(lambda self: False))
+        monkeypatch.setattr(UpstreamConnection, "connection_made", made_and_lost)
         outcomes: list[UpstreamConnection | OSError] = []
         pool.connect(outcomes.append)
         await until(lambda: outcomes)
