@@ -19,6 +19,7 @@ from laya.errors import (
     NotSupported,
 )
 from laya.gateway.body import CompletionHead, ParsedBody, parse_body
+from laya.gateway.endpoint import KINDS_OF
 from laya.gateway.length import must_count, settle_length
 from laya.gateway.relay import relay_for
 from laya.gateway.upstream import UpstreamConnection
@@ -43,12 +44,6 @@ _ENGINE_STARTS = {
     EndpointKind.RERANK: b"POST /v1/rerank",
 }
 _KIND_NAMES = {kind: kind.name.lower() for kind in EndpointKind}
-_TASK_OF = {
-    EndpointKind.CHAT: "chat",
-    EndpointKind.COMPLETION: "chat",
-    EndpointKind.EMBEDDING: "embed",
-    EndpointKind.RERANK: "rerank",
-}
 # what Laya asks of every stream: usage and prefill progress, both taken out again before the client
 _STREAM_FIELDS = {"stream": True, "stream_options": {"include_usage": True}, "return_progress": True}
 
@@ -115,7 +110,8 @@ class Dispatcher:
         exchange.routed_seqs, exchange.routed_tokens = parsed.n_seqs, tokens
         endpoint = self.fleet.endpoints[index]
         exchange.endpoint = endpoint
-        self._check_task(endpoint, exchange.kind)
+        if exchange.kind not in endpoint.kinds:
+            raise self._wrong_task(endpoint, exchange.kind)
         if parsed.generates and parsed.max_tokens is None:  # promised and clamped as if the client had said it
             parsed.max_tokens = endpoint.settings.defaults.get("max_tokens")
         return endpoint
@@ -130,15 +126,14 @@ class Dispatcher:
             n_seqs=parsed.n_seqs,
         )
 
-    def _check_task(self, endpoint: Endpoint, kind: EndpointKind) -> None:
-        task = _TASK_OF[kind]
-        if endpoint.settings.task != task:
-            able = [other.model_id for other in self.fleet.endpoints.values() if other.settings.task == task]
-            hint = f"Models here that do: {', '.join(able)}." if able else f"No model here has `task: {task}`."
-            raise NotSupported(
-                f"The model '{endpoint.model_id}' has the task '{endpoint.settings.task}', not '{task}'. {hint}",
-                param="model",
-            )
+    def _wrong_task(self, endpoint: Endpoint, kind: EndpointKind) -> NotSupported:
+        task = next(task for task, kinds in KINDS_OF.items() if kind in kinds)
+        able = [other.model_id for other in self.fleet.endpoints.values() if other.settings.task == task]
+        hint = f"Models here that do: {', '.join(able)}." if able else f"No model here has `task: {task}`."
+        return NotSupported(
+            f"The model '{endpoint.model_id}' has the task '{endpoint.settings.task}', not '{task}'. {hint}",
+            param="model",
+        )
 
     # 3 admit
     def _admit(self, exchange: Exchange, endpoint: Endpoint) -> None:

@@ -16,11 +16,16 @@ from laya.errors import InvalidRequest, LayaError, ModelLoading, QueueFull, Queu
 from laya.gateway.upstream import UpstreamPool
 from laya.memory import Admission
 from laya.metrics import ModelStats
-from laya.types import EngineAddress, Plan, PlannedSettings
+from laya.types import EndpointKind, EngineAddress, Plan, PlannedSettings, Task
 
 if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
 
+KINDS_OF: dict[Task, frozenset[EndpointKind]] = {
+    "chat": frozenset({EndpointKind.CHAT, EndpointKind.COMPLETION}),
+    "embed": frozenset({EndpointKind.EMBEDDING}),
+    "rerank": frozenset({EndpointKind.RERANK}),
+}
 DRAIN_LOOK_EVERY_S = 0.05
 _SMOOTHING = 0.2  # weight of the newest request in the running mean of service times
 
@@ -31,6 +36,7 @@ class Endpoint:
     def __init__(self, index: int, settings: ResolvedModel, stats: ModelStats) -> None:
         self.index = index
         self.settings = settings
+        self.kinds = KINDS_OF[settings.task]
         self.stats = stats
         self.pool: UpstreamPool | None = None
         self.planned: PlannedSettings | None = None

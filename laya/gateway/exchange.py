@@ -267,7 +267,8 @@ class Exchange:
         if connection is not None:
             connection.abort()
         self.dispatcher.settle(self)
-        self.let_go_of_body()
+        if self.held_bytes or self.body or self.upstream_body:
+            self.let_go_of_body()
         if not self.disconnected:
             self.protocol.exchange_complete(self)
 

@@ -228,7 +228,9 @@ class LayaProtocol(HttpToolsProtocol):
         self._active = None
         if self.transport.is_closing():
             return
-        if self.pipeline:
+        if not (self.pipeline or self._broken or self.flow.read_paused or self._deadline_of):
+            self._set_deadline("idle")
+        elif self.pipeline:
             self.loop.call_soon(self._go_on)  # not from here: a row of refusals would nest
         elif self._broken:
             self._part()

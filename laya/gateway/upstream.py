@@ -51,7 +51,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._got_bytes = False
         self._keep = False
         self._until_closed = False  # the end of the connection is the end of the answer
-        self._paused = False
+        self.is_paused = False
+        self.is_open = False
         self.n_uses = 0
         self.idle_since_s = 0.0
 
@@ -67,26 +68,24 @@ class UpstreamConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Drop the connection: how an engine learns that the client has left."""
         self._handler = None
+        self.is_open = False
         if self._transport is not None:
             self._transport.abort()
 
     def pause(self) -> None:
-        if self.is_open and not self._paused:
-            self._paused = True
+        if self.is_open and not self.is_paused:
+            self.is_paused = True
             self._transport.pause_reading()  # type: ignore[union-attr]
 
     def resume(self) -> None:
-        if self.is_open and self._paused:
-            self._paused = False
+        if self.is_open and self.is_paused:
+            self.is_paused = False
             self._transport.resume_reading()  # type: ignore[union-attr]
-
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
 
     # asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.is_open = True
 
     def data_received(self, data: bytes) -> None:
         if self._handler is None:  # nobody asked: an engine that says why it closes
@@ -110,6 +109,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
         self._transport = None
+        self.is_open = False
         handler = self._handler
         if handler is not None and (handler.is_whole or (self._until_closed and exc is None)):
             self._handler = None
@@ -210,7 +210,8 @@ class UpstreamPool:
         if self._closed or not keep or connection.n_uses >= USES_LIMIT or not connection.is_open:
             connection.abort()
             return
-        connection.resume()  # the last client may have read too slowly for it
+        if connection.is_paused:  # the last client read too slowly for it
+            connection.resume()
         connection.idle_since_s = time.monotonic()
         self._idle.append(connection)
 

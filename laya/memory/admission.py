@@ -52,9 +52,6 @@ class Admission:
         if self.kv_pool_tokens is not None:
             self.reserved_tokens += tokens
             self._free_tokens -= tokens
-        self._check()
-
-    def _check(self) -> None:
         assert self._free_seqs >= 0 <= self.reserved_seqs, "sequences were released that were not reserved"
         assert self._free_seqs + self.reserved_seqs == self.max_num_seqs
         if self.kv_pool_tokens is not None:
