@@ -27,28 +27,35 @@ LABELS = {"kv_cache": "KV"}
 RULE_OF_THUMB = (1.5, 2)
 
 
-def _setting(*names: str, help: str = "", hidden: bool = True) -> Any:
-    return typer.Option(*names, help=help, hidden=hidden, show_default=False)
+def _setting(*names: str, help: str | None = None) -> Any:
+    """A flag of an engine setting; those without help are other servers' spellings and stay out of --help."""
+    return typer.Option(*names, help=help, hidden=help is None, show_default=False)
+
+
+ModelName = Annotated[str, typer.Argument(help="A name that `laya list` shows, or the path of a .gguf file.")]
+Budgeted = Annotated[str | None, _setting("--memory-budget", help="Bytes engines may use in all, e.g. 8GiB or 50%.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Default: ./config.yaml if there is one.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+# Parameters that are settings: their flags are read by the same code as those of `laya serve`.
+SETTINGS = frozenset(
+    (
+        "max_seq_len", "max_num_seqs", "kv_cache_dtype", "kv_pool_tokens", "task", "n_threads", "mmproj", "draft",
+        "max_model_len", "ctx_size", "parallel", "cache_type_k", "cache_type_v",
+    )
+)  # fmt: skip
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="A name that `laya list` shows, or the path of a .gguf file.")],
-    max_seq_len: Annotated[str | None, _setting("--max-seq-len", help="Tokens a sequence.", hidden=False)] = None,
-    max_num_seqs: Annotated[str | None, _setting("--max-num-seqs", help="Sequences at once.", hidden=False)] = None,
-    kv_cache_dtype: Annotated[
-        str | None, _setting("--kv-cache-dtype", help="f16, q8_0, q4_0, ...", hidden=False)
-    ] = None,
-    kv_pool_tokens: Annotated[
-        str | None, _setting("--kv-pool-tokens", help="Tokens all sequences share.", hidden=False)
-    ] = None,
-    task: Annotated[str | None, _setting("--task", help="chat, embed or rerank.", hidden=False)] = None,
-    memory_budget: Annotated[
-        str | None, typer.Option("--memory-budget", help="Bytes engines may use in all, e.g. 8GiB or 50%.")
-    ] = None,
-    config_file: Annotated[
-        Path | None, typer.Option("--config", help="Default: ./config.yaml if there is one.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    context: typer.Context,
+    model: ModelName,
+    max_seq_len: Annotated[str | None, _setting("--max-seq-len", help="Tokens a sequence.")] = None,
+    max_num_seqs: Annotated[str | None, _setting("--max-num-seqs", help="Sequences at once.")] = None,
+    kv_cache_dtype: Annotated[str | None, _setting("--kv-cache-dtype", help="f16, q8_0, q4_0, ...")] = None,
+    kv_pool_tokens: Annotated[str | None, _setting("--kv-pool-tokens", help="Tokens all sequences share.")] = None,
+    task: Annotated[str | None, _setting("--task", help="chat, embed or rerank.")] = None,
+    memory_budget: Budgeted = None,
+    config_file: ConfigFile = None,
+    as_json: Json = False,
     n_threads: Annotated[str | None, _setting("--n-threads", "--threads", "-t")] = None,
     mmproj: Annotated[str | None, _setting("--mmproj", "-mm")] = None,
     draft: Annotated[str | None, _setting("--draft", "--model-draft", "-md")] = None,
@@ -60,22 +67,8 @@ def plan(
     cache_type_v: Annotated[str | None, _setting("--cache-type-v", "-ctv")] = None,
 ) -> None:
     """Show what a model would need here, what is chosen for it and why; nothing is loaded."""
-    flags = {
-        "--max-seq-len": max_seq_len,
-        "--max-num-seqs": max_num_seqs,
-        "--kv-cache-dtype": kv_cache_dtype,
-        "--kv-pool-tokens": kv_pool_tokens,
-        "--task": task,
-        "--n-threads": n_threads,
-        "--mmproj": mmproj,
-        "--draft": draft,
-        "--max-model-len": max_model_len,
-        "--ctx-size": ctx_size,
-        "--parallel": parallel,
-        "--cache-type-k": cache_type_k,
-        "--cache-type-v": cache_type_v,
-    }
-    words = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
+    said = {name: value for name, value in context.params.items() if name in SETTINGS and value is not None}
+    words = [word for name, value in said.items() for word in (f"--{name.replace('_', '-')}", value)]
     settings = parse_engine_flags(words if mmap else [*words, "--no-mmap"])
     config = load_config(config_file, os.environ)
     budget = Machine().budget(memory_budget if memory_budget is not None else config.memory.budget)

@@ -25,7 +25,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     cell_bytes: int  # per token of context: cell metadata, the prompt as text, as ids and as JSON
     sequence_bytes: int  # per sequence: slot, sampler, connection
     candidate_bytes: int  # per vocabulary entry and sequence: the sampler's candidates
-    grammar_bytes: int  # per byte of vocabulary text: the scan of a constrained answer, one at a time
+    grammar_bytes: int  # per byte of vocabulary text: tables for constrained answers, once for the process
     thread_bytes: int  # per compute thread
     n_batch: int  # tokens computed at once in chat: what a cancelled prefill still finishes
     projector_factor: float  # a projector's file and its compute buffer, over the file
@@ -43,7 +43,7 @@ XLLAMACPP = EngineFacts(
     token_bytes=224,
     merge_bytes=248,
     tensor_bytes=14 * KIB,
-    cell_bytes=256,
+    cell_bytes=208,
     sequence_bytes=160 * KIB,
     candidate_bytes=12,
     grammar_bytes=104,

@@ -124,8 +124,11 @@ def output(load: Load) -> int:
     if settings.task != "chat":
         return 4 * settings.n_batch * (shape.n_embd + (shape.n_vocab if shape.is_causal else 0))
     rows = 4 * settings.max_num_seqs * (shape.n_vocab + shape.n_embd)
-    candidates = engine.candidate_bytes * settings.max_num_seqs * shape.n_vocab
-    return rows + candidates + engine.grammar_bytes * load.facts.vocabulary_bytes
+    return rows + engine.candidate_bytes * settings.max_num_seqs * shape.n_vocab
+
+
+def grammar(load: Load) -> int:
+    return load.engine.grammar_bytes * load.facts.vocabulary_bytes if load.settings.task == "chat" else 0
 
 
 def overhead(load: Load) -> int:
@@ -160,7 +163,8 @@ TERMS = (
     Term("kv_cache", "cpu", "padded tokens x sum over layers of K row + V row", kv_cache),
     Term("state", "cpu", "recurrent state, f32, layers x sequences x widths", state),
     Term("compute", "cpu", "4 x n_ubatch x widest point of the graph + 2 x n_ubatch x context (mask)", compute),
-    Term("output", "cpu", "logits of the rows computed at once, sampler candidates, grammar scan", output),
+    Term("output", "cpu", "logits of the rows computed at once, and the sampler's candidates", output),
+    Term("grammar", "cpu", "tables for answers held to a JSON schema or grammar, made at the first one", grammar),
     Term("overhead", "cpu", "process, vocabulary, graph, cells, sequences, threads", overhead),
     Term("draft", "cpu", "the draft model: all of the above but the process", draft),
     Term("projector", "cpu", "1.4 x the projector's file", projector),
