@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import resource
 import signal
 import socket
 import time
@@ -38,6 +39,7 @@ from laya.routing import RequestRouter
 
 logger = logging.getLogger(__name__)
 SWEEP_EVERY_S = 0.25
+OPEN_FILES_LIMIT = 8192  # each may hold a head and a small body
 INTERRUPTED = 130  # the exit code after Ctrl-C
 GRACE_S = 30  # how long answers that are on their way may go on after the first signal
 
@@ -47,12 +49,20 @@ class Server(uvicorn.Server):
 
     exit_code = 0
 
+    def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
+        super().__init__(config)
+        self._closing = closing
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if sig == signal.SIGINT:
             self.exit_code = INTERRUPTED
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._closing.set()  # what would never end by itself ends now
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -80,6 +90,19 @@ def listen(host: str, port: int) -> socket.socket:
     sock.listen(2048)
     sock.setblocking(False)
     return sock
+
+
+def allow_connections(limit: int = OPEN_FILES_LIMIT) -> int:
+    """Let this process have that many open files, or as many as the system lets it; gives how many it may have.
+
+    The usual soft limit of 1024 is a few hundred clients, each with a connection to its engine.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 def _port_owner(port: int) -> str:
@@ -149,6 +172,7 @@ def run(
     on_ready: Callable[[Gateway], None],
 ) -> int:
     """Serve until a signal; gives the exit code. Raises what refused a model of `preload`."""
+    allow_connections()
     gateway = Gateway(config, home=home)
     gateway.fleet.scan()
     wanted = [gateway.fleet.find(name) for name in preload]
@@ -177,7 +201,7 @@ def run(
                 task.cancel()
             await gateway.supervisor.shutdown()
 
-    server = Server(uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, lifespan)))
+    server = Server(uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, lifespan)), gateway.desk.closing)
     server.run(sockets=[sock])
     if failure:
         raise failure[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laya.gateway.limits import BODIES_AT_ONCE, SMALL_BODY_BYTES, BodyBudget, Limits
+from laya.gateway.server import allow_connections
 
 from .front import CHAT, KEY, Client, Front, chat, front, request, until
 from .scripted_engine import Call, hello
@@ -44,6 +46,19 @@ def test_budget_never_holds_more_than_its_limit(sizes: list[int]) -> None:
 def test_budget_follows_from_the_largest_body() -> None:
     limits = Limits(max_body_bytes=1000, header_timeout_s=1, body_timeout_s=1, keep_alive_s=1)
     assert limits.bodies.limit_bytes == BODIES_AT_ONCE * 1000
+
+
+def test_open_files_are_raised_and_never_lowered() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        assert allow_connections(512) == 512
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (512, before[1])
+        assert allow_connections(300) == 512
+        if before[1] != resource.RLIM_INFINITY:
+            assert allow_connections(before[1] + 1) == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def fill(gate: Front) -> list[Client]:
