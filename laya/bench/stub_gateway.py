@@ -91,7 +91,8 @@ def main() -> None:
         yield
         sweeping.cancel()
 
-    server = Server(uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, lifespan)))
+    app = build_app(gateway.desk, gateway.keys, lifespan)
+    server = Server(uvicorn_config(gateway, app), gateway.desk.closing)
     server.run(sockets=[sock])
 
 
