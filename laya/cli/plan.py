@@ -15,11 +15,12 @@ import msgspec
 import typer
 from rich.console import Console
 
+from laya.cli.fit import model_shape
 from laya.config import Config, load_config, parse_engine_flags, with_settings
 from laya.errors import BadModelFile, InsufficientMemory, ModelNotPulled
-from laya.memory import Budget, Machine, ModelShape, plan_before_download, plan_file, size_text
-from laya.models import CatalogueEntry, entries, home_path, resolve
-from laya.types import KIB, MIB, AskedSettings, DevicePlan, Plan
+from laya.memory import Budget, Machine, plan_before_download, plan_file, size_text
+from laya.models import entries, home_path, resolve
+from laya.types import KIB, MIB, AskedSettings, DevicePlan, Plan, Task
 
 BAR_WIDTH = 32
 LABELS = {"kv_cache": "KV"}
@@ -91,41 +92,20 @@ def _plan(name: str, config: Config, settings: dict[str, Any], budget: Budget) -
         file = resolve(source, models_dir=Path(config.models_dir), home=home_path())
     except ModelNotPulled:
         entry = next(entry for entry in entries() if source in entry.names)
-        return _plan_catalogue(entry, _asked(config, settings, name), budget)
+        asked = _asked(config, settings, name, entry.task)
+        shape = model_shape(entry.shape)
+        return plan_before_download(shape, entry.file_bytes, entry.weights_type, asked, budget, model_id=entry.id)
     if file.format != "gguf":
         raise BadModelFile(f"{file.path} is a Hugging Face folder; plans are made from GGUF files.", param="model")
     model_id = name if name in config.models else file.id
-    return plan_file(file.path, _asked(config, settings, model_id), budget, model_id=model_id)
+    return plan_file(file.path, _asked(config, settings, model_id, file.task), budget, model_id=model_id)
 
 
-def _asked(config: Config, settings: dict[str, Any], model_id: str) -> AskedSettings:
-    """What the config says of this model, with the command line over it."""
-    return with_settings(config, settings, model_id).for_model(model_id).asked()
-
-
-def _plan_catalogue(entry: CatalogueEntry, asked: AskedSettings, budget: Budget) -> Plan:
-    known = entry.shape
-    shape = ModelShape(
-        architecture=known.architecture,
-        n_layer=known.n_layer,
-        n_embd=known.n_embd,
-        n_head=(known.n_head,) * known.n_layer,
-        n_head_kv=(known.n_head_kv,) * known.n_layer,
-        head_dim_k=known.head_dim,
-        head_dim_v=known.head_dim,
-        n_ff=known.n_ff,
-        n_vocab=known.n_vocab,
-        n_ctx_train=known.n_ctx_train,
-        n_expert=known.n_expert,
-        n_expert_used=known.n_expert_used,
-        n_ff_expert=known.n_ff_expert,
-        bound="the file is not here; its tensor table and vocabulary are estimated from the catalogue",
-    )
-    # The last word of an id such as qwen3-8b:q4_k_m says what most weights are in.
-    words = entry.source.lower().replace("-", ".").split(".")
-    quantization = next((word for word in reversed(words) if word[:1] == "q" and word[1:2].isdigit()), "f16")
-    weights_type = "_".join(quantization.upper().split("_")[:2])
-    return plan_before_download(shape, entry.file_bytes, weights_type, asked, budget, model_id=entry.id)
+def _asked(config: Config, settings: dict[str, Any], model_id: str, task: Task | None) -> AskedSettings:
+    """What the config says of this model, with the command line over it; else the task it was made for."""
+    resolved = with_settings(config, settings, model_id).for_model(model_id)
+    asked = resolved.asked()
+    return asked if task is None or "task" in resolved.fixed else msgspec.structs.replace(asked, task=task)
 
 
 def show(console: Console, made: Plan, budget: Budget, yours: set[str]) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from laya.errors import BadModelFile, InsufficientMemory
 from laya.memory.admission import Admission
 from laya.memory.engine_facts import EngineFacts, built_in_engine
@@ -63,7 +65,9 @@ def plan_before_download(
     """The plan of a file that is not here yet, from its shape and size: an upper bound, marked so."""
     facts = facts_before_download(shape, file_bytes, weights_type)
     model = Model(id=model_id, facts=facts, engine=built_in_engine(), n_cores=Machine().cores())
-    return fit(model, asked, budget)
+    plan = fit(model, asked, budget)
+    note = "an upper bound: the file is not here, so its tensor table and vocabulary are estimated"
+    return msgspec.structs.replace(plan, exact=False, notes=[*plan.notes, note])
 
 
 def refusal(plan: Plan, budget: Budget) -> InsufficientMemory:

@@ -26,6 +26,7 @@ class _Change(msgspec.Struct, frozen=True, kw_only=True):
     max_seq_len: int | None = None
     kv_cache_dtype: str | None = None
     kv_pool_tokens: int | None = None
+    is_read: bool = False  # weights read into memory instead of mapped
 
 
 def suggestions(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget) -> list[Suggestion]:
@@ -45,6 +46,8 @@ def suggestions(model: Model, asked: AskedSettings, wanted: Choice, budget: Budg
 def _changes(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget) -> Iterator[_Change]:
     small_types = [name for name in kv_types_for(model, ("q8_0", "q4_0")) if name != wanted.kv_cache_dtype]
     full = wanted.max_seq_len
+    if asked.mmap and any(name in model.engine.repack_types for name in model.facts.matrix_bytes):
+        yield _Change(note="weights read, not mapped: no second copy of them", is_read=True)
     yield _Change(note=f"one sequence of {full} tokens", max_num_seqs=1)
     for name in small_types:
         yield _Change(note=f"the same with a {name} cache", kv_cache_dtype=name)
@@ -91,8 +94,11 @@ def _tried(model: Model, asked: AskedSettings, wanted: Choice, change: _Change) 
         max_seq_len=change.max_seq_len or wanted.max_seq_len,
         kv_cache_dtype=change.kv_cache_dtype or wanted.kv_cache_dtype,
     )
-    settings = msgspec.structs.replace(asked, kv_pool_tokens=change.kv_pool_tokens or asked.kv_pool_tokens)
+    pool, mmap = change.kv_pool_tokens or asked.kv_pool_tokens, asked.mmap and not change.is_read
+    settings = msgspec.structs.replace(asked, kv_pool_tokens=pool, mmap=mmap)
     flags = _flags(choice, wanted)
+    if change.is_read:
+        flags.append("--no-mmap")
     if change.kv_pool_tokens:
         flags.append(f"--kv-pool-tokens {change.kv_pool_tokens}")
     return " ".join(flags), need_bytes(model, settings, choice)

@@ -200,6 +200,18 @@ def test_budget_suggestion_counts_what_loaded_engines_hold(make_gguf: MakeGguf) 
     assert taken + first.total_bytes <= raised <= taken + first.total_bytes + 10 * MIB
 
 
+def test_repacked_model_is_advised_to_read_its_weights(make_gguf: MakeGguf, plenty: Budget) -> None:
+    path = make_gguf(weights="Q4_0", n_layer=8, n_embd=1024, n_ff=4096)
+    asked = AskedSettings(max_seq_len=2048, max_num_seqs=1, kv_cache_dtype="f16")
+    whole = plan_file(path, asked, plenty, model_id="m")
+    budget = limited(whole.need_bytes - MIB)
+    first = plan_file(path, asked, budget, model_id="m").suggestions[0]
+    assert first.flags == "--no-mmap"
+    again = plan_file(path, with_flags(asked, first.flags)[0], budget, model_id="m")
+    assert again.fits
+    assert again.need_bytes == first.total_bytes < whole.need_bytes - whole.devices[0].terms["repack"] / 2
+
+
 def test_no_suggestion_where_nothing_fits(make_gguf: MakeGguf) -> None:
     budget = limited(MIB)
     plan = plan_file(make_gguf(), AUTO, budget, model_id="m")
