@@ -105,6 +105,14 @@ _REQUIRED = {
     EndpointKind.EMBEDDING: "input",
     EndpointKind.RERANK: "documents",
 }
+# Decoded, a list of small things takes some thirty times its bytes. So many commas are more than any context holds.
+ELEMENTS_LIMIT = 2**19
+_LARGE = {
+    EndpointKind.CHAT: ("messages", "tools", "logit_bias", "stop"),
+    EndpointKind.COMPLETION: ("prompt", "logit_bias", "stop"),
+    EndpointKind.EMBEDDING: ("input",),
+    EndpointKind.RERANK: ("query", "documents"),
+}
 _PATH = re.compile(r"(.*?)(?: - at `\$(.*)`)?$", re.S)
 
 
@@ -159,10 +167,8 @@ class ParsedBody:
     def forget(self) -> None:
         """Let go of what is large: the engine has it."""
         self.data, self._fields = b"", None
-        if isinstance(self.head, ChatHead):
-            self.head.messages = []
-        elif isinstance(self.head, CompletionHead):
-            self.head.prompt = ""
+        for name in _LARGE[self.kind]:
+            setattr(self.head, name, None)
 
 
 def _prompt_count(prompt: str | list[Any]) -> int:
@@ -173,6 +179,8 @@ def _prompt_count(prompt: str | list[Any]) -> int:
 
 def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
     """Decode and validate. Raises InvalidRequest that names the field and the value."""
+    if len(data) > ELEMENTS_LIMIT and data.count(b",") > ELEMENTS_LIMIT:
+        raise InvalidRequest(f"The request body has more than {ELEMENTS_LIMIT} elements.")
     try:
         head = _DECODERS[kind].decode(data)
     except msgspec.ValidationError as error:

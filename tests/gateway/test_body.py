@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laya.errors import InvalidRequest
-from laya.gateway.body import ParsedBody, parse_body
+from laya.gateway.body import ELEMENTS_LIMIT, ParsedBody, parse_body
 from laya.types import MIB, EndpointKind
 
 CHAT, COMPLETION, EMBEDDING, RERANK = EndpointKind
@@ -169,6 +169,37 @@ def test_parse_body_bad_number_is_named_as_it_was_written(fields: bytes, message
 def test_parse_body_long_wrong_value_is_cut() -> None:
     error = refusal(CHAT, json.dumps(VALID[CHAT] | {"temperature": "x" * 5000}).encode())
     assert len(error.message) < 200 and "xxx..." in error.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "element", "end"),
+    [
+        (CHAT, b'{"messages":[{"role":"user","content":"a"}],"tools":[', b"0", b"]}"),
+        (CHAT, b'{"messages":[{"role":"user","content":[', b"0", b"]}]}"),
+        (COMPLETION, b'{"prompt":[', b"[]", b"]}"),
+        (COMPLETION, b'{"prompt":[', b"1", b"]}"),
+        (RERANK, b'{"query":"a","documents":[', b"{}", b"]}"),
+    ],
+)
+def test_parse_body_of_countless_elements_is_refused(
+    kind: EndpointKind, start: bytes, element: bytes, end: bytes
+) -> None:
+    assert parse_body(kind, start + b",".join([element] * 1000) + end).n_seqs
+    error = refusal(kind, start + b",".join([element] * (ELEMENTS_LIMIT + 2)) + end)
+    assert error.message == "The request body has more than 524288 elements."
+
+
+def test_parse_body_of_long_text_may_have_commas() -> None:
+    assert parse(messages=[{"role": "user", "content": "one, two, three, " * 100_000}]).n_seqs == 1
+
+
+@pytest.mark.parametrize("kind", list(EndpointKind))
+def test_forget_keeps_what_the_answer_needs(kind: EndpointKind) -> None:
+    parsed = parse(kind, **({"logprobs": 1} if kind == COMPLETION else {}))
+    before = (type(parsed.head), parsed.n_seqs, parsed.wants_stream, parsed.max_tokens, parsed.head.model)
+    parsed.forget()
+    assert (type(parsed.head), parsed.n_seqs, parsed.wants_stream, parsed.max_tokens, parsed.head.model) == before
+    assert parsed.data == b"" and getattr(parsed.head, "logprobs", 1) in (1, None)
 
 
 @given(st.binary(max_size=200))
