@@ -107,6 +107,7 @@ _REQUIRED = {
 }
 # Decoded, a list of small things takes some thirty times its bytes. So many commas are more than any context holds.
 ELEMENTS_LIMIT = 2**19
+TEXTS_LIMIT = 2048  # prompts, inputs or documents of one request, as at OpenAI
 _LARGE = {
     EndpointKind.CHAT: ("messages", "tools", "logit_bias", "stop"),
     EndpointKind.COMPLETION: ("prompt", "logit_bias", "stop"),
@@ -192,7 +193,11 @@ def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
         raise InvalidRequest(f"'{required}' is missing or empty.", param=required)
     if isinstance(head, ChatHead):
         _check_messages(head.messages)
-    elif isinstance(head, CompletionHead):
+    else:
+        n_texts = _prompt_count(getattr(head, required))
+        if n_texts > TEXTS_LIMIT:
+            raise InvalidRequest(f"'{required}' has {n_texts} texts; one request takes {TEXTS_LIMIT}.", param=required)
+    if isinstance(head, CompletionHead):
         _check_completion(head)
     return ParsedBody(kind, data, head)
 
@@ -212,6 +217,9 @@ def _check_completion(head: CompletionHead) -> None:
         raise InvalidRequest("'echo' is not supported: engines here give no logprobs of the prompt.", param="echo")
     if head.suffix:
         raise InvalidRequest("'suffix' is not supported on this endpoint.", param="suffix")
+    n_answers = (head.n or 1) * _prompt_count(head.prompt)
+    if n_answers > TEXTS_LIMIT:
+        raise InvalidRequest(f"'n' times the prompts is {n_answers}; one request takes {TEXTS_LIMIT}.", param="n")
     if head.best_of is not None and head.best_of > (head.n or 1):
         raise InvalidRequest(f"'best_of' ({head.best_of}) above 'n' is not supported.", param="best_of")
 

@@ -189,6 +189,20 @@ def test_parse_body_of_countless_elements_is_refused(
     assert error.message == "The request body has more than 524288 elements."
 
 
+@pytest.mark.parametrize(("kind", "field"), [(COMPLETION, "prompt"), (EMBEDDING, "input"), (RERANK, "documents")])
+def test_parse_body_of_too_many_texts_is_refused(kind: EndpointKind, field: str) -> None:
+    assert parse(kind, **{field: ["a"] * 2048}).n_seqs in (1, 2048)
+    error = refusal(kind, json.dumps(VALID[kind] | {field: ["a"] * 2049}).encode())
+    assert error.message == f"'{field}' has 2049 texts; one request takes 2048." and error.param == field
+    if kind != RERANK:
+        assert parse(kind, **{field: list(range(5000))}).n_seqs == 1  # one text of so many tokens
+
+
+def test_parse_body_of_too_many_answers_is_refused() -> None:
+    error = refusal(COMPLETION, json.dumps({"prompt": ["a"] * 1000, "n": 3}).encode())
+    assert error.message == "'n' times the prompts is 3000; one request takes 2048."
+
+
 def test_parse_body_of_long_text_may_have_commas() -> None:
     assert parse(messages=[{"role": "user", "content": "one, two, three, " * 100_000}]).n_seqs == 1
 
