@@ -168,11 +168,14 @@ def _say_ready(
     model = preload[0] if preload else next((e.model_id for e in gateway.fleet.endpoints.values()), None)
     key = lan_key or ("one of server.api_keys" if gateway.config.server.api_keys else "none needed on this machine")
     console.print(f"\n [bold green]Laya {laya.__version__} is ready[/]   {url}")
-    console.print(f" OpenAI base URL     {url}/v1      model {json.dumps(model)}   key: {key}", soft_wrap=True)
+    named = f"model {json.dumps(model)}   " if model else ""
+    console.print(f" OpenAI base URL     {url}/v1      {named}key: {key}", soft_wrap=True)
     if lan_key:
         console.print(
             f" From a container    OPENAI_BASE_URL=http://host.docker.internal:{port}/v1 OPENAI_API_KEY={lan_key}"
         )
+    if model is None:
+        console.print(" No model is here yet: `laya pull smollm2` gets the default one, and it can be used at once.")
     console.print(" Try                 laya chat      laya ps      laya list")
 
 

@@ -5,6 +5,7 @@ Knows the fleet's public face; starts and stops nothing by itself.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
@@ -81,6 +82,7 @@ class Desk:
         self._registry.register(LayaCollector(stats, fleet.statuses, lambda: fleet.budget().bytes, fleet.kv_tokens))
         self._stats = stats
         self.preloads_pending = 0
+        self.closing = asyncio.Event()  # the server is asked to end
 
     async def root(self, request: Request) -> Response:
         links = {"openai_base_url": "/v1", "models": "/v1/models", "state": "/admin/state", "metrics": "/metrics"}
@@ -186,13 +188,25 @@ class Desk:
             raise InvalidRequest(f"'follow' is '{follow}': expected true or false.", param="follow")
         logs = self._fleet.supervisor.logs(endpoint.model_id)
         if follow in ("true", "1"):
-            return StreamingResponse(_lines(logs.follow(FOLLOW_FROM_LINES)), media_type="text/plain; charset=utf-8")
+            lines = _lines(logs.follow(FOLLOW_FROM_LINES), self.closing)
+            return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
         return Response("".join(line + "\n" for line in logs.tail()), media_type="text/plain; charset=utf-8")
 
 
-async def _lines(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    async for line in lines:
-        yield line + "\n"
+async def _lines(lines: AsyncIterator[str], closing: asyncio.Event) -> AsyncIterator[str]:
+    """Each line as it comes, until there are no more or the server ends."""
+    ended = asyncio.ensure_future(closing.wait())
+    line = asyncio.ensure_future(anext(lines, None))
+    try:
+        while True:
+            await asyncio.wait((line, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not line.done() or (text := line.result()) is None:
+                return
+            yield text + "\n"
+            line = asyncio.ensure_future(anext(lines, None))
+    finally:
+        ended.cancel()
+        line.cancel()
 
 
 def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
