@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -638,3 +639,58 @@ async def test_answers_with_nothing_in_them_are_relayed(tmp_path: Path) -> None:
     async with front(tmp_path, empty, cancels_whole=True) as gate:
         answer = await gate.ask(chat())
         assert (answer.status, answer.body) == (200, b"")
+
+
+# whatever comes
+WELL_FORMED = [
+    chat(),
+    chat(stream=True),
+    request(method="GET", path="/health"),
+    request(CHAT, headers=UPGRADE),
+    request(CHAT, headers=(EXPECT,)),
+    HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunk(BODY[:10]) + chunk(BODY[10:]) + b"0\r\nx-trailer: 1\r\n\r\n",
+    request(CHAT, "/v1/embeddings"),
+    request(CHAT, headers=("connection: close",)),
+    request(CHAT, version="1.0"),
+]
+
+
+def mutated(dice: random.Random) -> bytes:
+    """A few requests behind each other, with a few of their bytes changed, left out or doubled."""
+    data = bytearray(b"".join(dice.choices(WELL_FORMED, k=dice.randint(1, 4))))
+    for _ in range(dice.randint(0, 3)):
+        at = dice.randrange(len(data))
+        kind = dice.randrange(4)
+        if kind == 0:
+            data[at] = dice.randrange(256)
+        elif kind == 1:
+            del data[at : at + dice.randint(1, 20)]
+        elif kind == 2:
+            data[at:at] = data[at : at + dice.randint(1, 40)]
+        else:
+            data[at:at] = dice.choice([b"\r\n", b"\x00", b"\n\n", b"content-length: 3\r\n", b"%00", b" "])
+    return bytes(data)
+
+
+async def test_mutated_requests_leave_the_books_straight(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dice = random.Random(11)
+    async with front(tmp_path) as gate:
+        for _ in range(400):
+            client = await gate.client()
+            data = mutated(dice)
+            cuts = sorted(dice.choices(range(len(data)), k=dice.randint(0, 3)))
+            for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+                client.send(data[start:end])
+                await asyncio.sleep(0)
+            if dice.random() < 0.3:
+                client.abort()
+            else:
+                await asyncio.sleep(0.001)
+                if not client.writer.transport.is_closing():
+                    client.writer.write_eof()
+                await client.closed()
+        await until(lambda: not gate.connections)
+        await gate.settled()
+        assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+        assert gate.stats.outcomes["served"] > 50
+        assert (await gate.ask(chat())).status == 200
