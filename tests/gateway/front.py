@@ -81,7 +81,8 @@ class Client:
         self.writer = writer
 
     def send(self, data: bytes) -> None:
-        self.writer.write(data)
+        if not self.writer.transport.is_closing():
+            self.writer.write(data)
 
     async def ask(self, data: bytes) -> Answer:
         self.send(data)
