@@ -251,8 +251,9 @@ class LayaProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
             if self._deadline_of:
                 self._set_deadline(self._deadline_of)  # what was not read could not come
-            ahead, self._ahead = self._ahead, b""
-            self.data_received(ahead)
+            if self._ahead:
+                ahead, self._ahead = self._ahead, b""
+                self.data_received(ahead)
 
     # back-pressure
     def pause_writing(self) -> None:
