@@ -120,7 +120,7 @@ def test_ps_shows_prefill_decode_and_who_waits(running: Any, laya: Laya) -> None
     laya("load", MODEL)
     stop: list[bool] = []
     with ThreadPoolExecutor(2) as others:
-        prompt = [{"role": "user", "content": "tree " * 600}]
+        prompt = [{"role": "user", "content": "tree " * 400}]
         asked = [others.submit(long_request, running, stop, messages=prompt)]
         until_said(laya, rf"{MODEL} .* 1 +0 .*prefill \d+ %")
         asked.append(others.submit(long_request, running, stop, messages=[{"role": "user", "content": "Hi"}]))

@@ -33,8 +33,8 @@ def server(server: Serving, start_server: Callable[..., Any]) -> Serving:
     return start_server("smollm2", "--max-num-seqs", "2", "--max-seq-len", "4096") if FULL else server
 
 
-async def leave(server: Serving, body: dict[str, Any], after_s: float) -> bytes:
-    """Ask, read for a while, close. Gives what had come by then."""
+async def leave(server: Serving, body: dict[str, Any], after_s: float, after: bytes | None = None) -> bytes:
+    """Ask, read for a while, or until `after` has come, and close. Gives what had come by then."""
     address = urlsplit(server.url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     data = json.dumps(body | {"model": "smollm2", "max_tokens": TOKENS_LEFT, "ignore_eos": True}).encode()
@@ -47,11 +47,14 @@ async def leave(server: Serving, body: dict[str, Any], after_s: float) -> bytes:
         nonlocal read
         while piece := await reader.read(65536):
             read += piece
+            if after is not None and after in read:
+                return
 
     try:
         await asyncio.wait_for(read_on(), after_s)
     except asyncio.TimeoutError:
-        writer.transport.abort()
+        pass
+    writer.transport.abort()
     return read
 
 
@@ -121,7 +124,7 @@ def test_prefill_shows_in_the_state_and_as_comments(server: Serving) -> None:
     body = {"messages": user(prompt_of(1000, seed="shown")), "stream": True}
 
     async def watch() -> bytes:
-        asking = asyncio.create_task(leave(server, body, 3.5))
+        asking = asyncio.create_task(leave(server, body, 60, after=b"\r\n: prefill "))
         shown: list[Any] = []
         while not asking.done():
             await asyncio.sleep(0.1)
