@@ -78,7 +78,7 @@ def plan(
         total = f"--ctx-size {ctx_size} is llama.cpp's total of all slots: max_seq_len {settings['max_seq_len']} each"
         made = msgspec.structs.replace(made, notes=[*made.notes, total])
     if as_json:
-        print(json.dumps(msgspec.to_builtins(made)))
+        print(json.dumps(msgspec.to_builtins(made) | {"limit": budget.limit}))
     else:
         show(Console(highlight=False), made, budget, set(settings))
     if not made.fits:

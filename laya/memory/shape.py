@@ -20,9 +20,11 @@ N = TypeVar("N", int, float)
 
 MAX_LAYERS = 4096
 MAX_WIDTH = 1 << 24  # elements of one row; also bounds every product below
-# Architectures whose graph was measured: a decoder with one kind of attention, dense or with experts.
-_MEASURED = """arcee baichuan command-r exaone falcon gemma glm4 gpt2 gptneox granite granitemoe internlm2 llama minicpm
-mistral3 nemotron olmo2 olmoe orion phi2 phi3 qwen2 qwen2moe qwen3 qwen3moe smollm3 stablelm starcoder2 xverse"""
+# Architectures whose graph was measured: one kind of attention, dense or with experts.
+_MEASURED = """
+arcee baichuan bert command-r exaone falcon gemma glm4 gpt2 gptneox granite granitemoe internlm2 llama minicpm mistral3
+nemotron olmo2 olmoe orion phi2 phi3 qwen2 qwen2moe qwen3 qwen3moe smollm3 stablelm starcoder2 xverse
+"""
 MEASURED = frozenset(_MEASURED.split())
 POOLING = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 

@@ -122,7 +122,8 @@ def compute(load: Load) -> int:
 def output(load: Load) -> int:
     shape, settings, engine = load.facts.shape, load.settings, load.engine
     if settings.task != "chat":
-        return 4 * settings.n_batch * (shape.n_embd + (shape.n_vocab if shape.is_causal else 0))
+        # Rows of logits are kept even by an encoder, which computes none.
+        return 4 * settings.n_batch * (shape.n_embd + shape.n_vocab)
     rows = 4 * settings.max_num_seqs * (shape.n_vocab + shape.n_embd)
     return rows + engine.candidate_bytes * settings.max_num_seqs * shape.n_vocab
 

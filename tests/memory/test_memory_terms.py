@@ -188,6 +188,14 @@ def test_embedding_counts_the_logits_of_a_whole_batch_twice(smollm2_path: Path) 
     assert terms_of(described, max_seq_len=512)["compute"] < logits / 10
 
 
+def test_encoder_keeps_no_cache_but_room_for_rows_of_logits() -> None:
+    terms = terms_of(facts(is_causal=False), AskedSettings(task="embed"), max_seq_len=512)
+    assert "kv_cache" not in terms
+    assert "grammar" not in terms
+    assert terms["output"] == 4 * 512 * (512 + 4096)
+    assert terms["compute"] < 4 * 512 * 4096 * 2
+
+
 def test_recurrent_state_does_not_grow_with_context(make_gguf: MakeGguf) -> None:
     keys = {"ssm.conv_kernel": 4, "ssm.inner_size": 6144, "ssm.state_size": 128, "ssm.group_count": 16}
     described = read_facts(make_gguf(architecture="qwen35", n_layer=48, keys=keys))

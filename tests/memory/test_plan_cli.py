@@ -43,6 +43,7 @@ def test_json_of_the_default_model_is_exact(laya_plan: Any, smollm2_path: Path) 
     assert seen["settings"]["max_num_seqs"] == 4
     assert seen["suggestions"] == []
     assert seen["verdict"]
+    assert seen["limit"]
 
 
 def test_exit_code_3_and_suggestions_where_it_does_not_fit(laya_plan: Any, smollm2_path: Path) -> None:
