@@ -75,16 +75,33 @@ def _configured(
     config = load_config(config_file, os.environ)
     argv = [*models, *context.args]
     first_flag = next((index for index, word in enumerate(argv) if word.startswith("-")), len(argv))
-    names, flags = argv[:first_flag], argv[first_flag:]
-    for index, name in enumerate(names):
-        names[index], config = _named(config, name)
-    settings = parse_engine_flags(flags)
+    names, settings = argv[:first_flag], parse_engine_flags(argv[first_flag:])
+    names, config = _with_names(config, names, settings)
     if settings:
         for name in names or [None]:  # type: ignore[list-item]
             config = with_settings(config, settings, name)
     if memory_budget is not None:
         config = msgspec.structs.replace(config, memory=msgspec.structs.replace(config.memory, budget=memory_budget))
     return names, config
+
+
+def _with_names(config: Config, words: list[str], settings: dict[str, Any]) -> tuple[list[str], Config]:
+    """The ids of the models that the command line names, each once, and the config with them.
+
+    llama.cpp's `-m PATH` names a model too: by its file, or by the word that stands before the flags.
+    """
+    source = settings.pop("source", None)
+    if source is not None and len(words) > 1:
+        raise ConfigError(f"-m {source} is one model, and {len(words)} are named: {', '.join(words)}.", param="source")
+    if source is not None and words:
+        return words, with_settings(config, {"source": source}, words[0])
+    names = []
+    for word in words or ([source] if source is not None else []):
+        name, config = _named(config, word)
+        names.append(name)
+    if settings.get("aliases") and not names:
+        raise ConfigError("An alias is of a model that is named with it: laya serve MODEL --served-model-name NAME")
+    return list(dict.fromkeys(names)), config
 
 
 def _named(config: Config, name: str) -> tuple[str, Config]:

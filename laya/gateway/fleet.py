@@ -157,11 +157,12 @@ class Fleet:
 
     async def load(self, endpoint: Endpoint) -> EngineAddress:
         """Plan, make room, start, and wait until it has generated a token. Raises what refused it."""
-        start_s = time.monotonic()
+        start_s, was_loaded = time.monotonic(), endpoint.pool is not None
         address = await self.supervisor.ensure_ready(endpoint.model_id)
         if endpoint.pool is None:
             self.open(endpoint, address)
-        endpoint.mean_load_s = max(0.5, time.monotonic() - start_s)
+        if not was_loaded:
+            endpoint.mean_load_s = time.monotonic() - start_s
         return address
 
     async def unload(self, endpoint: Endpoint, deadline_s: float = DRAIN_DEADLINE_S) -> None:

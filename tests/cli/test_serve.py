@@ -324,3 +324,21 @@ def test_settings_reach_the_engine_from_the_config_file(start_server: Callable[.
     settings = get(server, "/admin/state").json()["models"][0]["plan"]["settings"]
     assert (settings["max_seq_len"], settings["max_num_seqs"]) == (512, 3)
     assert server.stop() == 0
+
+
+def test_model_named_twice_or_by_its_file_is_one_model(
+    start_server: Callable[..., Any], laya_home: Path, smollm2_path: Path, tmp_path: Path
+) -> None:
+    twice = start_server("smollm2", MODEL, "--served-model-name", "gpt-4o", *SMALL[1:])
+    assert "".join(twice.said).count("loaded") == 1
+    assert get(twice, "/v1/models/gpt-4o").json()["id"] == MODEL
+    assert twice.stop() == 0
+    by_file = start_server("-m", str(smollm2_path), *SMALL[1:])
+    model = get(by_file, "/v1/models/SmolLM2-135M-Instruct.Q4_1").json()
+    assert (model["loaded"], model["context_length"]) == (True, 512)
+    assert by_file.stop() == 0
+    named = start_server("mine", "--model", str(smollm2_path), "--alias", "ours", *SMALL[1:])
+    assert get(named, "/v1/models/ours").json()["id"] == "mine"
+    assert named.stop() == 0
+    for args in (("--alias", "x"), ("a", "b", "-m", str(smollm2_path)), ("-m", "gone.gguf")):
+        assert laya(laya_home, tmp_path, "serve", *args).returncode == 2
