@@ -21,6 +21,7 @@ from laya.errors import (
 from laya.gateway.body import CompletionHead, ParsedBody, parse_body
 from laya.gateway.endpoint import KINDS_OF
 from laya.gateway.length import must_count, settle_length
+from laya.gateway.outbox import Outbox
 from laya.gateway.relay import relay_for
 from laya.gateway.upstream import UpstreamConnection
 from laya.routing import NO_ENDPOINT, UNKNOWN_MODEL
@@ -56,6 +57,7 @@ class Dispatcher:
         self.router = router
         self.keys = keys
         self.stats = stats
+        self.outbox = Outbox()  # to clients
         self._tasks: set[asyncio.Task[None]] = set()
 
     def arrive(self, exchange: Exchange, authorization: bytes | None, headers: list[tuple[bytes, bytes]]) -> None:

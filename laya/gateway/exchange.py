@@ -130,7 +130,7 @@ class Exchange:
         elif self.early_error is not None and (self.expects_continue or isinstance(self.early_error, PayloadTooLarge)):
             self.fail(self.early_error)
         elif self.expects_continue:
-            self.protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
         if self.early_error is not None or self.response_complete:
@@ -177,6 +177,9 @@ class Exchange:
             self.dispatcher.dispatch(self)
 
     # the answer goes out
+    def _send(self, data: bytes) -> None:
+        self.dispatcher.outbox.write(self.protocol.transport, data)
+
     def _head(self, status: int, kind: bytes) -> list[bytes]:
         parts = [STATUS_LINE[status], kind, b"x-request-id: ", self.request_id, b"\r\n", *self.extra_headers]
         if not self.body_complete:
@@ -191,7 +194,7 @@ class Exchange:
         parts = self._head(status, kind)
         parts.append(b"content-length: %d\r\n\r\n" % len(body))
         parts.append(body)
-        self.protocol.transport.write(b"".join(parts))
+        self._send(b"".join(parts))
         self.finish(outcome)
 
     def start_raw(self, status: int, content_type: bytes, content_length: bytes | None) -> None:
@@ -224,7 +227,7 @@ class Exchange:
 
     def write(self, data: bytes) -> None:
         """A piece of an answer that is relayed as it comes."""
-        self.protocol.transport.write(b"".join(self._pieces(data)))
+        self._send(b"".join(self._pieces(data)))
 
     def end(self, data: bytes, outcome: Outcome) -> None:
         """The last piece of such an answer."""
@@ -233,7 +236,7 @@ class Exchange:
             parts.append(b"0\r\n\r\n")
         last = b"".join(parts)
         if last:
-            self.protocol.transport.write(last)
+            self._send(last)
         self.finish(outcome)
 
     def fail(self, error: LayaError) -> None:

@@ -115,10 +115,16 @@ class LayaProtocol(HttpToolsProtocol):
         else:
             newest.keep_alive = False
 
+    def _close(self) -> None:
+        """Close once what was written is sent."""
+        self.dispatcher.outbox.flush()
+        self.transport.close()
+
     def _part(self, last_words: bytes = b"") -> None:
         """Close for writing, and read on for a while: bytes that nobody reads would take the answer with them."""
         self._broken = True
         if not self.transport.is_closing():
+            self.dispatcher.outbox.flush()
             self.transport.write(last_words)
             self.transport.write_eof()
             self.flow.resume_reading()
@@ -190,7 +196,7 @@ class LayaProtocol(HttpToolsProtocol):
             return
         self._bodiless_bytes = 0
         if self._deadline_of == "linger":
-            self.transport.close()
+            self._close()
             return
         if self.cycle.response_complete:
             self._set_deadline("idle")
@@ -221,7 +227,7 @@ class LayaProtocol(HttpToolsProtocol):
         else:
             self._set_deadline("linger")
             if exchange.body_complete:
-                self.transport.close()
+                self._close()
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from laya.gateway.outbox import Outbox
 from laya.types import EngineAddress
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._got_bytes = self._until_closed = False
         self._headers = {}
         self.n_uses += 1
-        self._transport.write(request)
+        self._pool.outbox.write(self._transport, request)
 
     def abort(self) -> None:
         """Drop the connection: how an engine learns that the client has left."""
@@ -165,6 +166,7 @@ class UpstreamPool:
         self._idle: list[UpstreamConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.outbox = Outbox()
         self._asking = asyncio.Semaphore(FETCHES_AT_ONCE)
         key = f"authorization: Bearer {address.api_key}\r\n" if address.api_key else ""
         head = f"host: {address.host}:{address.port}\r\n{key}content-type: application/json\r\ncontent-length: "
