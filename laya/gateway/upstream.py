@@ -1,6 +1,6 @@
 """Owns: connections to one engine: opening, keeping, retiring them, and cutting an answer out of their bytes.
 
-An engine closes a kept connection after a while without saying so (llama.cpp: 5 s idle or 100 answers), so ours are
+An engine closes a kept connection after a while without saying so (llama.cpp: 5 s idle, or 100 answers), so ours are
 retired before. Knows HTTP/1.1, and nothing of models, tokens or events.
 """
 
@@ -19,7 +19,6 @@ from laya.types import EngineAddress
 
 logger = logging.getLogger(__name__)
 IDLE_LIMIT_S = 4.0
-USES_LIMIT = 90
 FETCHES_AT_ONCE = 4  # an engine gives each open connection a thread, and has few beyond its sequences
 _FAULT = "Laya could not relay its answer"
 
@@ -209,7 +208,7 @@ class UpstreamPool:
         return connection
 
     def give_back(self, connection: UpstreamConnection, *, keep: bool) -> None:
-        if self._closed or not keep or connection.n_uses >= USES_LIMIT or not connection.is_open:
+        if self._closed or not keep or connection.n_uses >= self.address.answers_kept or not connection.is_open:
             connection.abort()
             return
         if connection.is_paused:  # the last client read too slowly for it

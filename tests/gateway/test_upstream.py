@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from laya.gateway import upstream
-from laya.gateway.upstream import USES_LIMIT, UpstreamConnection, UpstreamPool
+from laya.gateway.upstream import UpstreamConnection, UpstreamPool
 from laya.types import EngineAddress
 
 from .front import until
@@ -92,8 +92,8 @@ async def test_answer_is_cut_out(tmp_path: object) -> None:
 
 
 async def test_connection_is_kept_and_retired(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with engine_and_pool(answers(OK)) as (engine, pool):
-        for _ in range(USES_LIMIT + 1):
+    async with engine_and_pool(answers(OK), answers_kept=3) as (engine, pool):
+        for _ in range(4):
             await ask(pool)
         assert engine.n_connections == 2
         monkeypatch.setattr(upstream, "IDLE_LIMIT_S", -1.0)
