@@ -54,10 +54,10 @@ def pool_of(port: int, **address: object) -> UpstreamPool:
 
 
 @contextlib.asynccontextmanager
-async def engine_and_pool(script: Script) -> AsyncIterator[tuple[ScriptedEngine, UpstreamPool]]:
+async def engine_and_pool(script: Script, **address: object) -> AsyncIterator[tuple[ScriptedEngine, UpstreamPool]]:
     engine = ScriptedEngine(script)
     await engine.start()
-    pool = pool_of(engine.port)
+    pool = pool_of(engine.port, **address)
     try:
         yield engine, pool
     finally:
