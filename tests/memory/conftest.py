@@ -1,8 +1,7 @@
-"""Fixtures of the memory tests: the default model's file, small GGUF files, a budget that is never the limit."""
+"""Fixtures of the memory tests: small GGUF files, a budget that is never the limit."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,6 @@ from small_gguf import MakeGguf, write_model
 
 from laya.memory import Budget
 from laya.types import GIB
-
-
-@pytest.fixture(scope="session")
-def smollm2_path() -> Path:
-    """The default model's file."""
-    path = os.environ.get("LAYA_TEST_GGUF")
-    if not path:
-        pytest.skip("LAYA_TEST_GGUF does not name the default model's file")
-    return Path(path)
 
 
 @pytest.fixture
