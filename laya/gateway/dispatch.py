@@ -20,7 +20,7 @@ from laya.errors import (
 )
 from laya.gateway.body import CompletionHead, ParsedBody, parse_body
 from laya.gateway.endpoint import KINDS_OF
-from laya.gateway.length import must_count, settle_length
+from laya.gateway.length import must_count, refuse_hopeless, settle_length
 from laya.gateway.outbox import Outbox
 from laya.gateway.relay import relay_for
 from laya.gateway.upstream import UpstreamConnection
@@ -143,6 +143,7 @@ class Dispatcher:
             endpoint.enqueue(exchange)
             self.fleet.wake(endpoint)  # 4 ready: the queue is pumped when the engine is there
         elif must_count(exchange, endpoint):
+            refuse_hopeless(exchange, endpoint)
             endpoint.check_queue()
             endpoint.n_counting += 1
             self._spawn(self._count_then_admit(exchange, endpoint))
@@ -169,6 +170,11 @@ class Dispatcher:
                 continue
             if must_count(exchange, endpoint):
                 endpoint.queue.popleft()
+                try:
+                    refuse_hopeless(exchange, endpoint)
+                except LayaError as error:
+                    exchange.fail(error)
+                    continue
                 endpoint.n_counting += 1
                 self._spawn(self._count_then_admit(exchange, endpoint, first=True))
                 continue

@@ -18,7 +18,7 @@ from laya.engines.settings import EngineSettings, Pooling
 from laya.engines.supervisor import Supervisor
 from laya.errors import ConfigError, LayaError, ModelNotFound, ModelNotPulled, NotSupported
 from laya.gateway.endpoint import Endpoint
-from laya.memory import Budget, Ledger, Machine, plan_file, read_facts, refusal
+from laya.memory import LLAMA_SERVER, Budget, Ledger, Machine, plan_file, read_facts, refusal
 from laya.metrics import GatewayStats
 from laya.models import available, resolve
 from laya.routing import RequestRouter
@@ -224,7 +224,8 @@ class Fleet:
         asked = endpoint.settings.asked()
         if asked.n_threads is None:
             asked = msgspec.structs.replace(asked, n_threads=self._threads_left(endpoint))
-        return await asyncio.to_thread(plan_file, file.path, asked, budget, model_id=endpoint.model_id)
+        engine = LLAMA_SERVER if endpoint.settings.engine_path else None  # another build may repack more
+        return await asyncio.to_thread(plan_file, file.path, asked, budget, model_id=endpoint.model_id, engine=engine)
 
     def _threads_left(self, endpoint: Endpoint) -> int:
         """Cores that no other loaded engine computes on; llama.cpp collapses when threads outnumber cores."""

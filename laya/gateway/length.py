@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
 
 
+BYTES_A_TOKEN_MOST = 32  # of text, on average over a whole prompt: what packs more is no text
+
+
 def must_count(exchange: Exchange, endpoint: Endpoint) -> bool:
     """Whether the bound from the prompt's bytes does not settle that it fits, so that tokens must be counted."""
     parsed, planned = exchange.parsed, endpoint.planned
@@ -35,6 +38,27 @@ def must_count(exchange: Exchange, endpoint: Endpoint) -> bool:
     return bound + parsed.max_tokens > planned.max_seq_len
 
 
+def refuse_hopeless(exchange: Exchange, endpoint: Endpoint) -> None:
+    """Raise ContextLengthExceeded for a text that no tokenizer brings into the context.
+
+    The engine is not asked: reading a text takes it some sixty times the text's bytes, which nobody planned.
+    """
+    parsed, planned = exchange.parsed, endpoint.planned
+    assert parsed is not None and planned is not None
+    if endpoint.settings.mmproj is not None:
+        return  # images are many bytes and few tokens
+    limit = planned.max_seq_len if parsed.generates else planned.n_ubatch
+    if len(parsed.data) <= limit * BYTES_A_TOKEN_MOST:
+        return
+    if isinstance(parsed.head, ChatHead):
+        n_bytes = sum(len(bytes(parsed.fields[name])) for name in ("messages", "tools") if name in parsed.fields)
+    else:
+        n_bytes = max((len(text) for text in _texts_of(parsed.head) if isinstance(text, str)), default=0)
+    at_least = n_bytes // BYTES_A_TOKEN_MOST
+    if at_least > limit:
+        raise ContextLengthExceeded(limit, at_least, param=_param_of(parsed))
+
+
 async def settle_length(exchange: Exchange, endpoint: Endpoint) -> None:
     """Count the prompt; lower max_tokens to what the context still holds. Raises ContextLengthExceeded."""
     parsed, planned = exchange.parsed, endpoint.planned
@@ -42,12 +66,11 @@ async def settle_length(exchange: Exchange, endpoint: Endpoint) -> None:
     exchange.prompt_tokens = n_tokens = await _count_tokens(endpoint, parsed)
     if not parsed.generates:
         if n_tokens > planned.n_ubatch:
-            raise ContextLengthExceeded(planned.n_ubatch, n_tokens, param="input")
+            raise ContextLengthExceeded(planned.n_ubatch, n_tokens, param=_param_of(parsed))
         return
     room = planned.max_seq_len - n_tokens
     if room <= 0:
-        param = "messages" if isinstance(parsed.head, ChatHead) else "prompt"
-        raise ContextLengthExceeded(planned.max_seq_len, n_tokens, param=param)
+        raise ContextLengthExceeded(planned.max_seq_len, n_tokens, param=_param_of(parsed))
     if parsed.max_tokens is not None and parsed.max_tokens > room:
         exchange.extra_headers.append(b"x-laya-max-tokens: %d\r\n" % room)
         parsed.max_tokens = room
@@ -96,3 +119,10 @@ def _message_of(answer: bytes) -> str:
         return str(msgspec.json.decode(answer)["error"]["message"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return "the engine could not read the prompt"
+
+
+def _param_of(parsed: ParsedBody) -> str:
+    """The field of the body that is too long."""
+    if isinstance(parsed.head, ChatHead):
+        return "messages"
+    return "prompt" if parsed.generates else "input"

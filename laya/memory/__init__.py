@@ -11,7 +11,7 @@ import msgspec
 
 from laya.errors import BadModelFile, InsufficientMemory
 from laya.memory.admission import Admission
-from laya.memory.engine_facts import EngineFacts, built_in_engine
+from laya.memory.engine_facts import LLAMA_SERVER, EngineFacts, built_in_engine
 from laya.memory.facts import ModelFacts, facts_before_download, read_facts
 from laya.memory.fit import fit
 from laya.memory.gguf import GgufHeader, read_header
@@ -23,6 +23,7 @@ from laya.memory.sizes import size_text
 from laya.types import AskedSettings, Plan
 
 __all__ = [
+    "LLAMA_SERVER",
     "Admission",
     "Budget",
     "EngineFacts",

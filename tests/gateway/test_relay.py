@@ -104,6 +104,16 @@ async def test_prompt_beyond_the_window_is_refused_with_both_numbers(tmp_path: P
         assert await gate.settled() == {"refused": 1}
 
 
+async def test_text_that_no_tokenizer_brings_into_the_window_is_not_even_counted(tmp_path: Path) -> None:
+    async with front(tmp_path) as gate:
+        gate.engine.prompt_tokens = 1
+        text = "x" * (8192 * 32 + 40)
+        answer = await gate.ask(chat(messages=[{"role": "user", "content": text}]))
+        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+        assert answer.error["prompt_tokens"] > answer.error["max_seq_len"] == 8192
+        assert gate.engine.n_connections == 0
+
+
 # what the client gets
 @pytest.mark.parametrize("wants_usage", [False, True])
 async def test_stream_is_relayed_without_what_is_ours(tmp_path: Path, wants_usage: bool) -> None:
