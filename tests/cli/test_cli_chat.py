@@ -75,6 +75,13 @@ class Terminal:
     def interrupt(self) -> None:
         os.kill(self.process.pid, signal.SIGINT)
 
+    def interrupt_at_prompt(self) -> None:
+        """Until it shows: a signal between showing a prompt and waiting for input acts only at the next signal."""
+        self.interrupt()
+        deadline_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline_s and not select.select([self._master], [], [], 1.0)[0]:
+            self.interrupt()
+
     def until(self, words: str) -> str:
         """What was shown up to and with these words; it is forgotten."""
         deadline_s = time.monotonic() + DEADLINE_S
@@ -180,10 +187,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(stub: StubServer, tmp_path:
         terminal.until("You said: hello")
         terminal.until("> ")
         assert "word20 " in stub.bodies[1]["messages"][1]["content"]
-        terminal.interrupt()
+        terminal.interrupt_at_prompt()
         terminal.until("Ctrl-C again")
         terminal.until("> ")
-        terminal.interrupt()
+        terminal.interrupt_at_prompt()
         assert terminal.ended() == 130
     finally:
         terminal.end()
@@ -200,7 +207,7 @@ def test_ctrl_c_after_a_stopped_answer_leaves(stub: StubServer, tmp_path: Path) 
         terminal.interrupt()
         terminal.until("stopped")
         terminal.until("> ")
-        terminal.interrupt()
+        terminal.interrupt_at_prompt()
         assert terminal.ended() == 130
     finally:
         terminal.end()
