@@ -9,6 +9,7 @@ from typing import Any
 
 from laya.cli.chat_answer import Answer, OnPiece, ask
 from laya.cli.client import ServerClient
+from laya.cli.output import well_formed
 from laya.errors import InvalidRequest, LayaError, NotFound
 from laya.store import Conversation, Role, Store
 
@@ -39,6 +40,7 @@ class Session:
 
     def use_model(self, wanted: str | None) -> None:
         """Speak with this model, else with a loaded one, else with the first. Raises what the server says of it."""
+        wanted = well_formed(wanted) if wanted else None
         found = self.client.get(f"/v1/models/{wanted}") if wanted else self._any_model()
         self.model = str(wanted or found["id"])
         self.window_tokens = found.get("context_length") or found.get("max_model_len")
@@ -88,17 +90,19 @@ class Session:
 
     def set_system(self, text: str | None) -> None:
         """The system prompt from here on; None or nothing takes it away."""
-        self.system = text or None
+        self.system = well_formed(text) if text else None
         if self.conversation_id is not None:
-            self._keep("system", text or "")
+            self._keep("system", self.system or "")
 
     def say(self, text: str, on_piece: OnPiece) -> Answer:
         """Send the conversation with this as its last word; both sides are kept."""
+        text = well_formed(text)
         self._begin(text)
         self.turns.append(Turn("user", text))
         self._keep("user", text)
         body = self.sampling | {"model": self.model, "messages": self.messages()}
         answer = ask(self.client, body, on_piece)
+        answer.text = well_formed(answer.text)
         if answer.text:
             self.turns.append(Turn("assistant", answer.text))
             details = {"usage": answer.usage, "timings": answer.timings}

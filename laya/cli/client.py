@@ -75,7 +75,7 @@ class ServerClient:
 
     def _ask(self, method: str, path: str, *, timeout_s: float | None, **request: Any) -> Any:
         with self._faults():
-            response = self._http.request(method, quote(path, _PATH_SAFE), timeout=_timeout(timeout_s), **request)
+            response = self._http.request(method, _quoted(path), timeout=_timeout(timeout_s), **request)
         return self._json(response)
 
     @contextlib.contextmanager
@@ -83,7 +83,7 @@ class ServerClient:
         """An open answer; the time between two pieces is the server's business."""
         with (
             self._faults(),
-            self._http.stream(method, quote(path, _PATH_SAFE), timeout=_timeout(None), **request) as response,
+            self._http.stream(method, _quoted(path), timeout=_timeout(None), **request) as response,
         ):
             if response.status_code >= 400:
                 response.read()
@@ -149,6 +149,11 @@ def _base_url(url: str) -> str:
     if not is_right:
         raise ConfigError(f"LAYA_URL {url!r} is not an address: write it like {DEFAULT_URL}", param="LAYA_URL")
     return written.rstrip("/").removesuffix("/v1")
+
+
+def _quoted(path: str) -> str:
+    """The bytes of the command line as they were typed, UTF-8 or not."""
+    return quote(path, _PATH_SAFE, errors="surrogateescape")
 
 
 def _is_loopback(url: str) -> bool:

@@ -1,11 +1,15 @@
 """Owns: the `laya` command: its verbs and how a fault becomes one sentence and an exit code.
 
+LAYA_DEBUG=1 shows the traceback of a fault that no verb foresaw.
 Exit codes: 0 ok, 1 failed, 2 usage or config, 3 does not fit, 4 no server there, 130 interrupted.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
+from contextlib import suppress
 
 import typer
 from rich.console import Console
@@ -16,6 +20,7 @@ from laya.cli.chat import chat
 from laya.cli.config import config_app
 from laya.cli.doctor import doctor
 from laya.cli.models import list_models, pull, rm, show
+from laya.cli.output import OUTPUT_ERRORS, drop_stdout, prepare_streams, printable_text
 from laya.cli.plan import plan
 from laya.cli.running import load, logs, ps, unload
 from laya.cli.serve import run, serve
@@ -42,7 +47,7 @@ app.command()(pull)
 app.command("list")(list_models)
 app.command()(rm)
 app.command()(show)
-app.command()(plan)
+app.command(context_settings=_FLAGS_PASS)(plan)
 app.command()(ps)
 app.command()(load)
 app.command()(unload)
@@ -55,12 +60,14 @@ app.add_typer(config_app, name="config", rich_help_panel=_MORE)
 
 def main(argv: list[str] | None = None) -> None:
     """The console script."""
+    prepare_streams()
     sys.exit(_run(argv))
 
 
 def _run(argv: list[str] | None) -> int:
     try:
         code = app(args=argv, standalone_mode=False)
+        sys.stdout.flush()  # a disk that is full says so here, not after the exit code is settled
     except LayaError as error:
         _say(error.message)
         return error.exit_code
@@ -69,8 +76,28 @@ def _run(argv: list[str] | None) -> int:
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130
+    except BrokenPipeError:  # the reader has enough
+        drop_stdout()
+        return 1
+    except Exception as error:
+        return _unforeseen(error)
     return code if isinstance(code, int) else 0
 
 
+def _unforeseen(error: Exception) -> int:
+    """One sentence for what no verb expected; where it came from is for whoever asks."""
+    if os.environ.get("LAYA_DEBUG"):
+        traceback.print_exception(error)
+    if isinstance(error, OSError) and error.filename is None and error.errno in OUTPUT_ERRORS:
+        drop_stdout()
+        _say(f"The output cannot be written: {error.strerror}.")
+        return 1
+    what = " ".join(str(error).split()) or "no more is known"
+    _say(f"laya failed: {type(error).__name__}: {what}; LAYA_DEBUG=1 shows where.")
+    return 1
+
+
 def _say(message: str) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]laya:[/] {escape(message)}")
+    with suppress(OSError):  # a stderr that takes nothing leaves the exit code to speak
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console.print(f"[bold red]laya:[/] {escape(printable_text(message))}")

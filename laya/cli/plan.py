@@ -6,7 +6,6 @@ spellings, by the same code as those of `laya serve`.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ import typer
 from rich.console import Console
 
 from laya.cli.fit import model_shape
+from laya.cli.output import knows_unicode, print_json
 from laya.config import Config, load_config, parse_engine_flags, with_settings
 from laya.errors import BadModelFile, InsufficientMemory, ModelNotPulled
 from laya.memory import Budget, Machine, plan_before_download, plan_file, size_text
@@ -70,7 +70,7 @@ def plan(
     """Show what a model would need here, what is chosen for it and why; nothing is loaded."""
     said = {name: value for name, value in context.params.items() if name in SETTINGS and value is not None}
     words = [word for name, value in said.items() for word in (f"--{name.replace('_', '-')}", value)]
-    settings = parse_engine_flags(words if mmap else [*words, "--no-mmap"])
+    settings = parse_engine_flags([*words, *([] if mmap else ["--no-mmap"]), *context.args])
     config = load_config(config_file, os.environ)
     budget = Machine().budget(memory_budget if memory_budget is not None else config.memory.budget)
     made = _plan(model, config, settings, budget)
@@ -78,7 +78,7 @@ def plan(
         total = f"--ctx-size {ctx_size} is llama.cpp's total of all slots: max_seq_len {settings['max_seq_len']} each"
         made = msgspec.structs.replace(made, notes=[*made.notes, total])
     if as_json:
-        print(json.dumps(msgspec.to_builtins(made) | {"limit": budget.limit}))
+        print_json(msgspec.to_builtins(made) | {"limit": budget.limit})
     else:
         show(Console(highlight=False), made, budget, set(settings))
     if not made.fits:
@@ -133,7 +133,7 @@ def _show_device(console: Console, made: Plan, device: DevicePlan, budget: Budge
     console.print(f" [bold]{device.device}[/]      budget {size_text(device.budget_bytes)} ({budget.limit})")
     largest = max(device.terms.values())
     for name, n_bytes in device.terms.items():
-        bar = _bar(n_bytes / largest)
+        bar = _bar(n_bytes / largest, knows_unicode(console))
         detail = f"  [dim]{_kv_text(made)}[/]" if name == "kv_cache" else ""
         console.print(f"   {LABELS.get(name, name):<10}{n_bytes / MIB:9.1f}  [cyan]{bar}[/]{detail}", soft_wrap=True)
     left = device.budget_bytes - device.total_bytes
@@ -145,7 +145,9 @@ def _show_device(console: Console, made: Plan, device: DevicePlan, budget: Budge
     console.print(f"   {'total':<10}{device.total_bytes / MIB:9.1f}  MiB = {share}      {verdict}")
 
 
-def _bar(share: float) -> str:
+def _bar(share: float, has_blocks: bool) -> str:
+    if not has_blocks:
+        return "#" * max(1, round(share * BAR_WIDTH))
     eighths = round(share * BAR_WIDTH * 8)
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip() or "▏"
 

@@ -66,7 +66,7 @@ class ConversationTables(Tables):
     def create_conversation(self, model: str, title: str) -> int:
         """Id of a new, empty conversation."""
         now_s = time.time()
-        row = {"model": model, "title": title, "created_s": now_s, "updated_s": now_s}
+        row = {"model": _whole(model), "title": _whole(title), "created_s": now_s, "updated_s": now_s}
         with self._faults():
             return int(_ConversationRow.insert(row).execute(self._database))
 
@@ -84,7 +84,7 @@ class ConversationTables(Tables):
         row = {
             "conversation_id": conversation_id,
             "role": role,
-            "content": content,
+            "content": _whole(content),
             "finish_reason": finish_reason,
             "details": json.dumps(details or {}),
             "created_s": now_s,
@@ -99,7 +99,7 @@ class ConversationTables(Tables):
         """The model that goes on with the conversation. Raises NotFound."""
         of_this = _ConversationRow.id == conversation_id
         with self._faults():
-            if not _ConversationRow.update(model=model).where(of_this).execute(self._database):
+            if not _ConversationRow.update(model=_whole(model)).where(of_this).execute(self._database):
                 raise _no_conversation(conversation_id)
 
     def conversations(self, limit: int = 20) -> list[Conversation]:
@@ -134,6 +134,11 @@ class ConversationTables(Tables):
         with self._faults():
             if not query.execute(self._database):
                 raise _no_conversation(conversation_id)
+
+
+def _whole(text: str) -> str:
+    """The text without halves of characters, which UTF-8 cannot hold: what is kept may have come from anywhere."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _no_conversation(conversation_id: int) -> NotFound:

@@ -1,0 +1,71 @@
+"""Owns: what every verb may rely on of stdin, stdout and stderr, and how text gets there whole. Knows no verb.
+
+A terminal may not know a character, a disk may be full, a reader may have left and a stream may be closed: none of
+that is a fault of a verb, so it is settled here, once.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import sys
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL_IN_TEXT = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+
+
+def prepare_streams() -> None:
+    """Let no character fail and no stream be missing: results for a closed stdout fail as for a full disk."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")  # a write fails, as it should
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def drop_stdout() -> None:
+    """What is left in the buffer of a stdout that takes nothing more has nowhere to go; Python would try at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def printable(text: str) -> str:
+    """A name as a terminal may show it, in one line: control characters by their escapes."""
+    return _CONTROL.sub(_escape, text)
+
+
+def printable_text(text: str) -> str:
+    """As `printable`, for a text that may have several lines."""
+    return _CONTROL_IN_TEXT.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
+
+
+def well_formed(text: str) -> str:
+    """The text without halves of characters (surrogates), which neither JSON in UTF-8 nor a database takes."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def print_json(value: Any) -> None:
+    """A result on stdout, in ASCII: JSON's own escapes stand for what a terminal or a decoder may not know."""
+    print(json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2))
+
+
+def knows_unicode(console: Console) -> bool:
+    """Whether marks and bars outside ASCII can be shown."""
+    return console.encoding.lower().startswith("utf")
