@@ -16,22 +16,25 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 import laya
+from laya.config import load_config
 from laya.errors import ConfigError, LayaError, NoServer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
+_OF_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # an open address, and where to reach it from here
 _PATH_SAFE = "/:@!$&'()*+,;=~"
 
 
 class ServerClient:
-    """A client of one server: `url`, else `$LAYA_URL`, else 127.0.0.1:8000; key from `$LAYA_API_KEY`.
+    """A client of one server: `url`, else `$LAYA_URL`, else where `laya serve` here would listen.
 
+    The key comes from `$LAYA_API_KEY`. Raises ConfigError for an address that is none or a broken config file.
     Paths are given unquoted. `timeout_s=None` waits for as long as it takes. Raises NoServer where nothing listens.
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
-        self.url = _base_url(url or os.environ.get("LAYA_URL") or DEFAULT_URL)
+        self.url = _base_url(url or os.environ.get("LAYA_URL") or _configured_url())
         key = api_key or os.environ.get("LAYA_API_KEY")
         headers = {"user-agent": f"laya/{laya.__version__}"} | ({"authorization": f"Bearer {key}"} if key else {})
         # A proxy of the environment stands outside; it cannot reach this machine's loopback.
@@ -136,6 +139,15 @@ def _kinds(kind: type[LayaError]) -> Iterator[type[LayaError]]:
     for child in kind.__subclasses__():
         yield child
         yield from _kinds(child)
+
+
+def _configured_url() -> str:
+    """Where `laya serve` would listen with the config file it would use in this folder."""
+    server = load_config(None, os.environ).server
+    if server.port == 0:
+        raise ConfigError("server.port is 0, any free port: LAYA_URL must say which one the server took.")
+    host = _OF_ANY.get(server.host, server.host)
+    return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
 
 def _base_url(url: str) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from laya.cli.output import shown
 from laya.config import Config
 from laya.errors import LayaError
 from laya.memory import Budget, Machine, ModelShape, plan_before_download, plan_file
@@ -106,7 +107,7 @@ def _fit(plan: Plan) -> Fit:
 def fit_sentence(fit: Fit) -> str:
     """The verdict in words, with rich's colours."""
     if fit.fits is None:
-        return f"not judged: {fit.error}"
+        return f"not judged: {shown(fit.error or '')}"
     bound = "" if fit.need_is == "exact" else f"{fit.need_is} "
     needs = f"needs {bound}{size_text(fit.need_bytes or 0)} of {size_text(fit.budget_bytes or 0)}"
     if not fit.fits:

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 
 from laya.cli.fit import Fit, fit_sentence
+from laya.cli.output import shown
 from laya.memory import read_facts, read_header
 from laya.models import ModelCard, size_text
 from laya.models.files import shard_paths
@@ -56,15 +56,15 @@ def header_fields(model: ModelFile) -> dict[str, Any]:
 def print_card(fields: dict[str, Any], fit: Fit) -> None:
     """The card as people read it, on stdout."""
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{escape(fields['id'])}[/]   {fields.get('what_for') or ''}")
+    console.print(f"[bold]{shown(fields['id'])}[/]   {fields.get('what_for') or ''}")
     shape = fields.get("shape") or {}
     lines = {
-        "file": escape(fields["path"] or "") or f"not here: laya pull {fields['id']}",
+        "file": shown(fields["path"] or "") or f"not here: laya pull {fields['id']}",
         "size": size_text(fields["file_bytes"]),
-        "source": escape(fields.get("source") or ""),
-        "licence": fields.get("licence"),
+        "source": shown(fields.get("source") or ""),
+        "licence": shown(fields.get("licence") or ""),
         "sha256": ", ".join(file["sha256"] for file in fields.get("files", []) if file["sha256"]),
-        "shape": _shape_text(shape) if shape else None,
+        "shape": shown(_shape_text(shape)) if shape else None,
         "template": fields.get("template"),
         "tensors": ",  ".join(
             f"{kind} {of_type['count']} ({size_text(of_type['bytes'])})"

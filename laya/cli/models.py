@@ -15,14 +15,15 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from laya.cli.fit import Fit, Fitter, fit_sentence
 from laya.cli.model_card import card_fields, file_fields, header_fields, print_card
+from laya.cli.output import print_json, print_table, printable, shown
 from laya.config import Config, load_config
 from laya.errors import InsufficientMemory, InvalidRequest, ModelNotPulled
+from laya.memory import read_header
 from laya.models import (
     CatalogueEntry,
     Library,
@@ -61,7 +62,7 @@ def pull(
     """Fetch a model: verdict and disk need first, then the bytes, checked."""
     model = _pull(source, load_config(config_file, os.environ), name=name, sha256=sha256, yes=yes)
     if as_json:
-        _print_json(file_fields(model))
+        print_json(file_fields(model))
 
 
 def ensure_pulled(name: str) -> ModelFile:
@@ -84,7 +85,12 @@ def _pull(
             progress.begin(offer)
 
         model = pull_model(
-            source, model_id=name, sha256=sha256, progress=progress.update, before_download=before_download
+            source,
+            model_id=name,
+            sha256=sha256,
+            progress=progress.update,
+            before_download=before_download,
+            before_link=read_header,
         )
     _say_pulled(console, model)
     return model
@@ -93,12 +99,12 @@ def _pull(
 def _judge(console: Console, offer: Offer, config: Config, yes: bool) -> None:
     """Print what the download would bring; what does not fit needs a yes. Raises: InsufficientMemory."""
     licence = f"   {offer.entry.licence}" if offer.entry else ""
-    size = size_text(offer.file_bytes) if offer.file_bytes else "size not told"
-    console.print(f" [bold]{offer.id}[/]   {size}{licence}   {escape(offer.source)}")
+    size = size_text(offer.file_bytes) if offer.file_bytes else "size not known"
+    console.print(f" [bold]{shown(offer.id)}[/]   {size}{licence}   {shown(offer.source)}")
     fit = _offer_fit(offer, Fitter(config))
     console.print(f" memory   {fit_sentence(fit)}")
-    need = size_text(offer.disk_need_bytes) if offer.disk_need_bytes is not None else "not known"
-    console.print(f" disk     {need} needed, {size_text(offer.disk_free_bytes)} free on {offer.folder.parent}")
+    need = f"{size_text(offer.disk_need_bytes)} needed" if offer.disk_need_bytes is not None else "size not known"
+    console.print(f" disk     {need}, {size_text(offer.disk_free_bytes)} free on {shown(str(offer.folder.parent))}")
     if fit.fits is False and not yes and not _confirmed("It does not fit this machine. Pull it anyway?"):
         raise InsufficientMemory(
             f"'{offer.id}' does not fit this machine and was not pulled: it needs {size_text(fit.need_bytes or 0)}, "
@@ -113,7 +119,7 @@ def _judge(console: Console, offer: Offer, config: Config, yes: bool) -> None:
 def _offer_fit(offer: Offer, fitter: Fitter) -> Fit:
     if offer.entry is not None:
         return fitter.entry(offer.entry)
-    return fitter.size(offer.file_bytes) if offer.file_bytes is not None else Fit(error="its size is not told")
+    return fitter.size(offer.file_bytes) if offer.file_bytes is not None else Fit(error="size not known")
 
 
 class _Bar:
@@ -150,8 +156,8 @@ def _say_pulled(console: Console, model: ModelFile) -> None:
     manifest = Library().manifest(model.id)
     checksum = manifest.files[0].sha256 if manifest else None
     how = "linked" if manifest and manifest.linked else f"sha256 {checksum}"
-    console.print(f" here     {escape(str(model.path))}   {how}")
-    console.print(f" try      laya serve {model.id}")
+    console.print(f" here     {shown(str(model.path))}   {how}")
+    console.print(f" try      laya serve {shown(model.id)}")
 
 
 # ---------------------------------------------------------------- list
@@ -173,12 +179,15 @@ def list_models(
     ids = {model.id for model in here if model.origin == "pulled"}
     rows += [_row(None, entry, fitter.entry(entry)) for entry in known.values() if entry.id not in ids]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
-    # a pipe has no width of its own: a table cut to one would be of no use to grep
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
-    console.print(_table(rows))
-    console.print(f"[dim]{size_text(fitter.budget.bytes)} may be used ({fitter.budget.limit}).  laya pull NAME[/]")
+    console = Console(highlight=False)
+    print_table(console, _table(rows))
+    if found and not any(model.origin not in ("pulled", "models_dir") for model in here):
+        console.print("[dim]Ollama, LM Studio, llama.cpp and Hugging Face keep no other model here.[/]", soft_wrap=True)
+    console.print(
+        f"[dim]{size_text(fitter.budget.bytes)} may be used ({fitter.budget.limit}).  laya pull NAME[/]", soft_wrap=True
+    )
 
 
 def _row(model: ModelFile | None, entry: CatalogueEntry | None, fit: Fit) -> dict[str, Any]:
@@ -207,7 +216,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         name = min(row["aliases"], key=len) if row["origin"] is None else row["id"]
         fits = {True: _YES, False: _BOLD_NO, None: "-"}[row["fits"]]
         what = row["error"] or row.get("what_for") or ""
-        table.add_row(escape(name), size_text(row["file_bytes"]), fits, context, row["origin"] or "", escape(what))
+        table.add_row(shown(name), size_text(row["file_bytes"]), fits, context, row["origin"] or "", shown(what))
     return table
 
 
@@ -217,15 +226,21 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 def rm(name: Name, yes: Yes = False, as_json: Json = False) -> None:
     """Remove a pulled model. A linked one loses its name only; its file stays."""
     library = Library()
-    model = library.model(library.find(name))
-    what = f"{model.id} ({size_text(model.file_bytes)}, {model.path})"
+    manifest = library.find(name)
+    model = library.model(manifest)
+    place = printable(str(model.path))
+    what = f"{model.id} ({size_text(model.file_bytes)}, {place})"
+    if manifest.linked:
+        what = f"the link {model.id} (only the link goes, {place} stays)"
     if not yes and not sys.stdin.isatty():
         raise InvalidRequest(f"Removing {what} asks first, and nobody can answer here: add --yes.")
     if not yes and not _confirmed(f"Remove {what}?"):
         raise typer.Exit(1)
     freed = remove_model(model.id)
     if as_json:
-        _print_json({"id": model.id, "freed_bytes": freed})
+        print_json({"id": model.id, "freed_bytes": freed})
+    elif manifest.linked:
+        print(f"{model.id} removed: only the link, {place} stays")
     else:
         print(f"{model.id} removed, {size_text(freed)} freed")
 
@@ -247,7 +262,7 @@ def show(name: Name, as_json: Json = False, config_file: ConfigFile = None) -> N
         fit = fitter.entry(card.entry)
     fields["fit"] = msgspec.to_builtins(fit)
     if as_json:
-        _print_json(fields)
+        print_json(fields)
     else:
         print_card(fields, fit)
 
@@ -258,7 +273,3 @@ def show(name: Name, as_json: Json = False, config_file: ConfigFile = None) -> N
 def _confirmed(question: str) -> bool:
     """A yes from whoever sits there; nobody there is a no."""
     return sys.stdin.isatty() and typer.confirm(question, err=True)
-
-
-def _print_json(value: Any) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())

@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -26,11 +28,11 @@ _CONTROL_IN_TEXT = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 def prepare_streams() -> None:
     """Let no character fail and no stream be missing: results for a closed stdout fail as for a full disk."""
     if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
     if sys.stdout is None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")  # a write fails, as it should
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
@@ -56,6 +58,11 @@ def _escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode("ascii")
 
 
+def shown(text: str) -> str:
+    """A name as rich's markup may hold it: `printable`, and no markup itself."""
+    return escape(printable(text))
+
+
 def well_formed(text: str) -> str:
     """The text without halves of characters (surrogates), which neither JSON in UTF-8 nor a database takes."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -64,6 +71,17 @@ def well_formed(text: str) -> str:
 def print_json(value: Any) -> None:
     """A result on stdout, in ASCII: JSON's own escapes stand for what a terminal or a decoder may not know."""
     print(json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2))
+
+
+def print_table(console: Console, table: Table) -> None:
+    """A table on stdout. A pipe has no width: there every cell is whole, and no line ends in spaces."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    wide = Console(file=io.StringIO(), width=10_000, highlight=False)
+    wide.print(table)
+    for line in wide.file.getvalue().splitlines():  # type: ignore[attr-defined]
+        print(line.rstrip())
 
 
 def knows_unicode(console: Console) -> bool:

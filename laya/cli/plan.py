@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from laya.cli.fit import model_shape
-from laya.cli.output import knows_unicode, print_json
+from laya.cli.output import knows_unicode, print_json, shown
 from laya.config import Config, load_config, parse_engine_flags, with_settings
 from laya.errors import BadModelFile, InsufficientMemory, ModelNotPulled
 from laya.memory import Budget, Machine, plan_before_download, plan_file, size_text
@@ -117,12 +117,12 @@ def show(console: Console, made: Plan, budget: Budget, yours: set[str]) -> None:
         console.print(f" [dim]chosen[/]   {name} [bold]{getattr(settings, name)}[/]  [dim]{reason}[/]", soft_wrap=True)
     said = [f"{name} {getattr(settings, name)}" for name in sorted(yours) if hasattr(settings, name)]
     if said:
-        console.print(f" [dim]yours[/]    {', '.join(said)}", soft_wrap=True)
+        console.print(f" [dim]yours[/]    {shown(', '.join(said))}", soft_wrap=True)
     for note in made.notes:
-        console.print(f" [dim]note[/]     {note}", soft_wrap=True)
+        console.print(f" [dim]note[/]     {shown(note)}", soft_wrap=True)
     if made.suggestions:
         _show_suggestions(console, made)
-    console.print(f" [dim]rule[/]     {made.verdict}", soft_wrap=True)
+    console.print(f" [dim]rule[/]     {shown(made.verdict)}", soft_wrap=True)
     low, high = (factor * made.devices[0].terms["weights"] for factor in RULE_OF_THUMB)
     console.print(f' [dim]"weights x 1.5-2" would have said {size_text(round(low))} to {size_text(round(high))}[/]')
     if not made.fits:
@@ -168,5 +168,5 @@ def _show_suggestions(console: Console, made: Plan) -> None:
     width = max(len(suggestion.flags) for suggestion in made.suggestions)
     for letter, suggestion in zip("abcdef", made.suggestions, strict=False):
         figures = f"{suggestion.flags:<{width}}  {size_text(suggestion.total_bytes):>9}"
-        console.print(f"   {letter}  {figures}   [dim]{suggestion.note}[/]", soft_wrap=True)
+        console.print(f"   {letter}  {figures}   [dim]{shown(suggestion.note)}[/]", soft_wrap=True)
     console.print()

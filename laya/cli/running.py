@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laya.cli.client import ServerClient
+from laya.cli.output import print_json, print_table, printable, shown
 from laya.types import MIB
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -21,7 +21,7 @@ def ps(as_json: Json = False) -> None:
     """Show loaded models, their memory and the requests they work on."""
     state = ServerClient().get("/admin/state")
     if as_json:
-        print(json.dumps(state))
+        print_json(state)
         return
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -30,16 +30,19 @@ def ps(as_json: Json = False) -> None:
         ("RUNNING", "right"), ("QUEUED", "right"), ("IDLE", "right"), ("", "left"),
     ):  # fmt: skip
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    shown = [model for model in state["models"] if model["state"] != "unloaded"]
-    for model in shown:
+    shown_models = [model for model in state["models"] if model["state"] != "unloaded"]
+    for model in shown_models:
         table.add_row(*_row(model))
     memory = state["memory"]
     console.print(
         f"{memory['reserved_bytes'] / MIB:.0f} of {memory['budget_bytes'] / MIB:.0f} MiB reserved ({memory['limit']})"
     )
-    if shown:
-        console.print(table)
-    n_unloaded = len(state["models"]) - len(shown)
+    if shown_models:
+        print_table(console, table)
+    for model in shown_models:
+        if model["error"]:  # on a line of its own: it is a sentence, and the table has no room for one
+            console.print(f"[red]{shown(model['id'])}: {shown(model['error'])}[/]", soft_wrap=True)
+    n_unloaded = len(state["models"]) - len(shown_models)
     if n_unloaded:
         console.print(f"[dim]{n_unloaded} more can be loaded: laya list[/]")
 
@@ -49,7 +52,7 @@ def _row(model: dict[str, Any]) -> list[str]:
     colour = {"ready": "green", "failed": "red", "degraded": "red"}.get(model["state"], "yellow")
     settings = plan["settings"] if plan else None
     return [
-        model["id"],
+        shown(model["id"]),
         f"[{colour}]{model['state']}[/]",
         f"{sum(device['total_bytes'] for device in plan['devices']) / MIB:.0f} MiB" if plan else "-",
         f"{measured / MIB:.0f} MiB" if measured else "-",
@@ -57,7 +60,7 @@ def _row(model: dict[str, Any]) -> list[str]:
         str(model["running"]),
         str(model["queued"]),
         f"{model['idle_s']:.0f} s" if model["idle_s"] is not None else "-",
-        _doing(model["requests"]) or (model["error"] or ""),
+        _doing(model["requests"]),
     ]
 
 
@@ -85,9 +88,9 @@ def unload(model: Model, as_json: Json = False) -> None:
 
 def _say(status: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(status))
+        print_json(status)
     else:
-        print(f"{status['id']}: {status['state']}")
+        print(f"{printable(status['id'])}: {status['state']}")
 
 
 def logs(
@@ -95,6 +98,10 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
 ) -> None:
     """Show what a model's engine wrote."""
+    is_empty = True
     for piece in ServerClient().stream_text(f"/admin/models/{model}/logs", {"follow": str(follow).lower()}):
+        is_empty = is_empty and not piece
         sys.stdout.write(piece)
         sys.stdout.flush()
+    if is_empty:
+        print(f"{printable(model)} has not been loaded, so its engine wrote nothing yet.", file=sys.stderr)

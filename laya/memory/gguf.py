@@ -160,7 +160,7 @@ class _Reader:
         if end <= len(self.buffer):
             return
         if end > self.file_bytes:
-            self._fail(f"is cut off or corrupt: its header goes on past the end of the file ({self.file_bytes} bytes).")
+            self._cut_off("its header")
         if end > MAX_HEADER_BYTES:
             self._corrupt(f"its header goes on past {MAX_HEADER_BYTES >> 20} MiB")
         goal = min(max(end, 2 * len(self.buffer), FIRST_READ_BYTES), self.file_bytes)
@@ -215,7 +215,7 @@ class _Reader:
         code, size = _SCALARS[kind]
         start, end = self.position, self.position + length * size
         if end > self.file_bytes:
-            self._corrupt(f"an array claims {length} elements")
+            self._cut_off(f"an array of {length} elements")
         self._need(end)
         self.position = end
         if length > KEPT_ARRAY_LENGTH:
@@ -225,8 +225,10 @@ class _Reader:
 
     def _skip_strings(self, length: int) -> int:
         """Walk over `length` strings; their bytes without the length fields."""
-        if length > self.strings_left or length * 8 > self.file_bytes:
+        if length > self.strings_left:
             self._corrupt(f"an array claims {length} texts")
+        if self.position + length * 8 > self.file_bytes:
+            self._cut_off(f"an array of {length} texts")
         self.strings_left -= length
         unpack, buffer, position, available = _U64.unpack_from, self.buffer, self.position, len(self.buffer)
         start = position
@@ -282,6 +284,10 @@ class _Reader:
     # faults
     def _fail(self, what: str, **details: Any) -> NoReturn:
         raise BadModelFile(f"{self.path} {what}", param="model", **details)
+
+    def _cut_off(self, what: str) -> NoReturn:
+        """A length that runs past the end of the file: bytes are missing, or the length is wrong."""
+        self._fail(f"is cut off or corrupt: {what} goes on past the end of the file ({self.file_bytes} bytes).")
 
     def _corrupt(self, what: str) -> NoReturn:
         self._fail(f"is corrupt: {what}.")

@@ -7,6 +7,7 @@ room's to judge, so that listing a folder of large models costs nothing.
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def is_hf_folder(path: Path) -> bool:
 def _first_bytes(path: Path) -> bytes:
     """The four bytes a file begins with. Raises: BadModelFile for a file that is missing, unreadable or empty."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # before the open: a named pipe would wait for a writer
+            raise BadModelFile(f"{path}: not a regular file.")
         with path.open("rb") as file:
             start = file.read(len(GGUF_MAGIC))
     except FileNotFoundError:
@@ -62,6 +65,11 @@ def _first_bytes(path: Path) -> bytes:
     if not start:
         raise BadModelFile(f"{path}: the file is empty (0 bytes).")
     return start
+
+
+def is_utf8(name: str) -> bool:
+    """Whether a name of the file system, which may be any bytes, is text."""
+    return not any("\ud800" <= char <= "\udfff" for char in name)
 
 
 def check_gguf(path: Path) -> None:

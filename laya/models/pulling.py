@@ -19,7 +19,7 @@ import msgspec
 from laya.errors import BadModelFile, DownloadError, ModelNotFound
 from laya.models import catalogue
 from laya.models.catalogue import CatalogueEntry
-from laya.models.files import check_gguf, model_at, shard_paths
+from laya.models.files import check_gguf, is_utf8, model_at, shard_paths
 from laya.models.library import Library, model_id_of, now_utc
 from laya.models.manifest import Manifest, StoredFile
 from laya.models.sources import FetchedFile, Probe, Progress, Source, is_source, parse_source
@@ -60,6 +60,7 @@ def pull(
     home: Path | None = None,
     progress: Progress | None = None,
     before_download: Callable[[Offer], None] | None = None,
+    before_link: Callable[[Path], object] | None = None,
     model_id: str | None = None,
     sha256: str | None = None,
     free_bytes: FreeBytes = disk_free_bytes,
@@ -67,14 +68,15 @@ def pull(
     """Bring a model into the library; one that is there whole already is given back at once.
 
     `before_download` sees the offer before the first byte and raises to refuse it. `progress` gets bytes so far and
-    in all. `model_id` names the model instead of its file, `sha256` (hex) is what it must be. A path is linked.
+    in all. `before_link` sees each file of a path before it is linked and raises to refuse it.
+    `model_id` names the model instead of its file, `sha256` (hex) is what it must be. A path is linked.
     Raises: ModelNotFound, BadModelFile (a bad path), DownloadError: nothing under the model's name is left.
     """
     library = Library(home)
     # 1. what is meant
     asked = _asked(name_or_source)
     if not is_source(asked.source):
-        return _link(library, Path(asked.source), model_id)
+        return _link(library, Path(asked.source), model_id, before_link)
     # 2. there already
     named = asked.entry.id if asked.entry else model_id_of(model_id) if model_id else None
     if present := _present(library, asked.source, named):
@@ -210,13 +212,19 @@ def _manifest(offer: Offer, fetched: list[FetchedFile]) -> Manifest:
     return Manifest(id=offer.id, source=offer.source, format="gguf", files=files, pulled_at=now_utc(), licence=licence)
 
 
-def _link(library: Library, path: Path, model_id: str | None) -> ModelFile:
+def _link(
+    library: Library, path: Path, model_id: str | None, before_link: Callable[[Path], object] | None
+) -> ModelFile:
     """Give the model at a path a name in the library; the file stays where it is."""
     model = model_at(path.expanduser())
     for shard in shard_paths(model.path) if model.format == "gguf" else []:
         check_gguf(shard)
+        if before_link:
+            before_link(shard)
     wanted_id = model_id_of(model_id or model.id)
     source = str(model.path)
+    if not is_utf8(source):
+        raise BadModelFile(f"{source}: the name is not UTF-8, so it cannot be written down; rename the file.")
     if present := _present(library, source, wanted_id):
         return present
     _check_name_free(library, wanted_id, source)
