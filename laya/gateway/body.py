@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from laya.errors import InvalidRequest
+from laya.gateway.engine_fields import EngineFields, check_engine_fields
+from laya.gateway.grammar import ToolHead, check_gbnf, check_schema, check_tools
 from laya.types import EndpointKind
 
 Raw: TypeAlias = msgspec.Raw
@@ -33,10 +35,10 @@ class MessageHead(msgspec.Struct):
     role: Role
     content: str | list[Raw] | None = None
     tool_calls: list[Raw] | None = None
-    function_call: Raw | None = None
+    function_call: dict[str, Raw] | None = None
 
 
-class RequestHead(msgspec.Struct):
+class RequestHead(EngineFields):
     """Fields that every generating endpoint shares."""
 
     model: str | None = None
@@ -53,6 +55,7 @@ class RequestHead(msgspec.Struct):
     logit_bias: dict[str, float] | list[Raw] | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
+    response_format: dict[str, Raw] | None = None
 
 
 class ChatHead(RequestHead):
@@ -60,9 +63,8 @@ class ChatHead(RequestHead):
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
-    tools: list[Raw] | None = None
+    tools: list[ToolHead] | None = None
     tool_choice: str | dict[str, Raw] | None = None
-    response_format: dict[str, Raw] | None = None
 
 
 class CompletionHead(RequestHead):
@@ -114,6 +116,7 @@ _LARGE = {
     EndpointKind.EMBEDDING: ("input",),
     EndpointKind.RERANK: ("query", "documents"),
 }
+_MISSING = re.compile(r"Object missing required field '(.*)'")
 _PATH = re.compile(r"(.*?)(?: - at `\$(.*)`)?$", re.S)
 
 
@@ -143,10 +146,10 @@ class ParsedBody:
         if head.stream:
             self.wants_stream = True
             self.wants_usage_event = bool(head.stream_options and head.stream_options.include_usage)
-        self.max_tokens = head.max_tokens
+        self.max_tokens = head.max_tokens or head.most_tokens
         self.n_choices = self.n_seqs = head.n or 1
         if isinstance(head, ChatHead):
-            self.max_tokens = head.max_completion_tokens or head.max_tokens
+            self.max_tokens = head.max_completion_tokens or self.max_tokens
             self.prompt_bound_tokens += 16 * len(head.messages)
         elif isinstance(head, CompletionHead):
             self.n_seqs *= _prompt_count(head.prompt)
@@ -199,7 +202,22 @@ def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
             raise InvalidRequest(f"'{required}' has {n_texts} texts; one request takes {TEXTS_LIMIT}.", param=required)
     if isinstance(head, CompletionHead):
         _check_completion(head)
-    return ParsedBody(kind, data, head)
+    parsed = ParsedBody(kind, data, head)
+    if isinstance(head, RequestHead):
+        check_engine_fields(head)
+        _check_grammars(parsed, head)
+    return parsed
+
+
+def _check_grammars(parsed: ParsedBody, head: RequestHead) -> None:
+    if head.response_format:
+        check_schema("response_format", parsed.fields["response_format"])
+    if head.json_schema:
+        check_schema("json_schema", parsed.fields["json_schema"])
+    if head.grammar:
+        check_gbnf("grammar", head.grammar)
+    if isinstance(head, ChatHead) and head.tools and head.tool_choice != "none":
+        check_tools(parsed.fields["tools"], forced=head.tool_choice not in (None, "auto"))
 
 
 def _check_messages(messages: list[MessageHead]) -> None:
@@ -238,11 +256,27 @@ def _explain(error: msgspec.ValidationError, data: bytes) -> InvalidRequest:
     if not path:
         return InvalidRequest(f"The request body has the wrong shape: {reason}.")
     where = path.lstrip(".")
+    missing = _MISSING.match(reason)
     try:
-        value = _value_at(data, where)
+        if where == "logit_bias[...]":
+            key, value = _wrong_bias(data)
+            where = f"logit_bias.{key}"
+        else:
+            value = _value_at(data, where)
     except (msgspec.DecodeError, RecursionError) as fault:  # the decoder stopped at the field, before a worse fault
         return _not_json(fault)
+    if missing:
+        where = f"{where}.{missing.group(1)}"
+        return InvalidRequest(f"'{where}' is missing in {value}.", param=where)
     return InvalidRequest(f"'{where}' is {value}: {reason}.", param=where)
+
+
+def _wrong_bias(data: bytes) -> tuple[str, str]:
+    """The first member of logit_bias whose value is no number: the decoder does not say which."""
+    for key, raw in _FIELDS.decode(_FIELDS.decode(data)["logit_bias"]).items():
+        if type(msgspec.json.decode(raw)) not in (int, float):
+            return key, _shown(raw)
+    return "...", "not right"
 
 
 def _value_at(data: bytes, where: str) -> str:
@@ -250,5 +284,9 @@ def _value_at(data: bytes, where: str) -> str:
     raw: Any = data
     for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", where):
         raw = msgspec.json.decode(raw, type=list[Raw])[int(index)] if index else _FIELDS.decode(raw)[name]
+    return _shown(raw)
+
+
+def _shown(raw: Any) -> str:
     text = bytes(raw).decode(errors="replace")
     return text if len(text) <= 60 else text[:57] + "..."

@@ -18,8 +18,9 @@ from laya.errors import (
     LayaError,
     NotSupported,
 )
-from laya.gateway.body import CompletionHead, ParsedBody, parse_body
+from laya.gateway.body import CompletionHead, ParsedBody, RequestHead, parse_body
 from laya.gateway.endpoint import KINDS_OF
+from laya.gateway.engine_fields import look_back
 from laya.gateway.length import must_count, refuse_hopeless, settle_length
 from laya.gateway.outbox import Outbox
 from laya.gateway.relay import relay_for
@@ -233,6 +234,8 @@ class Dispatcher:
         for name, value in endpoint.settings.defaults.items():
             if name not in parsed.fields:
                 changes[name] = value
+        if isinstance(head, RequestHead):
+            changes |= look_back(head, changes, planned.max_seq_len)
         if parsed.wants_stream or not pool.address.cancels_whole:
             changes |= _STREAM_FIELDS
         max_tokens = parsed.max_tokens
@@ -247,7 +250,7 @@ class Dispatcher:
             changes["max_tokens"] = max_tokens
         if isinstance(head, CompletionHead) and head.logprobs == 0:
             changes["logprobs"] = 1  # the engine takes 0 for none at all; the extra one is dropped again
-        return parsed.edited(changes, drop=("max_completion_tokens",))
+        return parsed.edited(changes, drop=("max_completion_tokens", "n_predict"))
 
     def _send(self, exchange: Exchange, endpoint: Endpoint, *, fresh: bool) -> None:
         pool = endpoint.pool

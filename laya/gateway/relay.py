@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
 
 PREFILL_NOTE_EVERY_S = 1.0
+# What llama.cpp says with status 500 of a request that no other try makes better. The "input" that it also fails to
+# parse is the model's own answer, and another try may well help.
+_UNREADABLE = re.compile(r"(?i)failed to parse (?!input)|unable to generate parser|json.?schema|json\.exception\.")
 ERROR_LIMIT_BYTES = 1024 * 1024
 
 
@@ -263,6 +266,6 @@ def engine_error(status: int, body: bytes, exchange: Exchange) -> LayaError:
         return NotSupported(f"The model '{_model_of(exchange)}' can't do this: {message}")
     if status == 503:
         return ModelLoading(f"The engine of '{_model_of(exchange)}' is not ready: {message}", 2.0)
-    if 400 <= status < 500:
+    if 400 <= status < 500 or _UNREADABLE.search(message):
         return InvalidRequest(message)
     return EngineFailed(f"The engine of '{_model_of(exchange)}' failed: {message}")

@@ -61,6 +61,12 @@ WRONG = [
     (CHAT, "messages", ["hi"], "'messages[0]' is \"hi\": Expected 'object', got 'str'."),
     (CHAT, "logprobs", 5, "'logprobs' is 5: Expected 'bool | null', got 'int'."),
     (CHAT, "top_logprobs", 21, "'top_logprobs' is 21: Expected 'int' <= 20."),
+    (CHAT, "tools", [{"type": "function"}], '\'tools[0].function\' is missing in {"type": "function"}.'),
+    (CHAT, "tools", [{"type": "function", "function": {}}], "'tools[0].function.name' is missing in {}."),
+    (CHAT, "tools", ["f"], "'tools[0]' is \"f\": Expected 'object', got 'str'."),
+    (CHAT, "tools", [{"type": "f"}], "'tools[0].type' is \"f\": Invalid enum value 'f'."),
+    (CHAT, "logit_bias", {"5": 1, "a": "b"}, "'logit_bias.a' is \"b\": Expected 'float', got 'str'."),
+    (CHAT, "logit_bias", {"a[0].b": True}, "'logit_bias.a[0].b' is true: Expected 'float', got 'bool'."),
     (CHAT, "tools", {}, "'tools' is {}: Expected 'array | null', got 'object'."),
     (CHAT, "response_format", "json", "'response_format' is \"json\": Expected 'object | null', got 'str'."),
     (COMPLETION, "prompt", 5, "'prompt' is 5: Expected 'str | array', got 'int'."),
@@ -83,14 +89,14 @@ def test_parse_body_wrong_field_names_it_and_its_value(
 ) -> None:
     error = refusal(kind, json.dumps(VALID[kind] | {field: value}).encode())
     assert error.message == message
-    assert error.param is not None and error.param.partition("[")[0] == field
+    assert error.param is not None and error.param.replace(".", "[").partition("[")[0] == field
 
 
 @pytest.mark.parametrize(
     ("message", "text"),
     [
         ({"role": "alien", "content": "x"}, "'messages[1].role' is \"alien\": Invalid enum value 'alien'."),
-        ({"content": "x"}, "'messages[1]' is {\"content\": \"x\"}: Object missing required field 'role'."),
+        ({"content": "x"}, '\'messages[1].role\' is missing in {"content": "x"}.'),
         ({"role": "user"}, "messages[1] with role 'user' has no content."),
         ({"role": "tool", "content": None}, "messages[1] with role 'tool' has no content."),
         ({"role": "assistant"}, "messages[1] with role 'assistant' has no content."),
@@ -107,6 +113,11 @@ def test_parse_body_wrong_message_is_named_by_its_index(message: dict[str, Any],
 def test_parse_body_assistant_with_tool_calls_needs_no_content() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     assert parse(messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call]}]).n_seqs == 1
+
+
+def test_parse_body_assistant_with_a_function_call_needs_no_content() -> None:
+    call = {"name": "f", "arguments": "{}"}
+    assert parse(messages=[*MESSAGES, {"role": "assistant", "function_call": call}]).n_seqs == 1
 
 
 @pytest.mark.parametrize("kind", list(EndpointKind))
@@ -174,7 +185,7 @@ def test_parse_body_long_wrong_value_is_cut() -> None:
 @pytest.mark.parametrize(
     ("kind", "start", "element", "end"),
     [
-        (CHAT, b'{"messages":[{"role":"user","content":"a"}],"tools":[', b"0", b"]}"),
+        (CHAT, b'{"messages":[{"role":"user","content":"a"}],"logit_bias":[', b"0", b"]}"),
         (CHAT, b'{"messages":[{"role":"user","content":[', b"0", b"]}]}"),
         (COMPLETION, b'{"prompt":[', b"[]", b"]}"),
         (COMPLETION, b'{"prompt":[', b"1", b"]}"),

@@ -71,6 +71,31 @@ async def test_defaults_are_for_requests_that_do_not_say(tmp_path: Path) -> None
         assert (gate.engine.bodies[1]["temperature"], gate.engine.bodies[1]["top_p"]) == (0.1, 0.9)
 
 
+@pytest.mark.parametrize("name", ["repeat_last_n", "dry_penalty_last_n"])
+async def test_look_back_over_the_whole_context_is_sent_as_its_tokens(tmp_path: Path, name: str) -> None:
+    async with front(tmp_path) as gate:
+        for asked in (-1, 2**31 - 1, 64, 0):
+            await gate.ask(chat(**{name: asked}))
+        whole_context = gate.engine.bodies[0][name]
+        assert whole_context == gate.endpoint.planned.max_seq_len
+        assert [body[name] for body in gate.engine.bodies] == [whole_context, whole_context, 64, 0]
+
+
+async def test_look_back_of_the_config_over_the_whole_context_is_sent_as_its_tokens(tmp_path: Path) -> None:
+    async with front(tmp_path, model={"defaults": {"repeat_last_n": -1}}) as gate:
+        await gate.ask(chat())
+        await gate.ask(chat(repeat_last_n=5))
+        assert [body["repeat_last_n"] for body in gate.engine.bodies] == [gate.endpoint.planned.max_seq_len, 5]
+
+
+async def test_n_predict_is_sent_as_max_tokens(tmp_path: Path) -> None:
+    async with front(tmp_path) as gate:
+        await gate.ask(chat(n_predict=7))
+        await gate.ask(chat(n_predict=-1))
+        assert gate.engine.bodies == [CHAT | gate.engine.bodies[1] | {"max_tokens": 7}, gate.engine.bodies[1]]
+        assert "max_tokens" not in gate.engine.bodies[1] and "n_predict" not in gate.engine.bodies[1]
+
+
 async def test_newer_max_tokens_is_sent_under_the_older_name(tmp_path: Path) -> None:
     async with front(tmp_path) as gate:
         await gate.ask(chat(max_completion_tokens=7, max_tokens=9))
@@ -256,6 +281,10 @@ REFUSED = [
     (501, {"message": "no embeddings"}, 501, "not_supported", "'stub' can't do this: no embeddings"),
     (500, {"message": "image input is not supported - hint"}, 501, "not_supported", "image input"),
     (503, {"message": "Loading model"}, 503, "model_loading", "Loading model"),
+    (500, {"message": "Failed to parse tools: key 'function' not found"}, 400, "invalid_request", "parse tools"),
+    (500, {"message": "Unable to generate parser for this template"}, 400, "invalid_request", "generate parser"),
+    (500, {"message": "JSON schema conversion failed"}, 400, "invalid_request", "JSON schema"),
+    (500, {"message": "Failed to parse input at pos 7: x"}, 503, "engine_failed", "at pos 7"),  # the model's own words
     (500, {"message": "boom"}, 503, "engine_failed", "boom"),
     (418, "teapot", 400, "invalid_request", "teapot"),
     (502, None, 503, "engine_failed", "status 502 without a reason"),

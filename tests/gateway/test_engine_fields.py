@@ -1,0 +1,79 @@
+"""Which of llama.cpp's own fields a request may carry, and how far."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from laya.errors import InvalidRequest
+from laya.gateway.body import parse_body
+from laya.types import EndpointKind
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+COMPLETION = {"model": "m", "prompt": "hi"}
+
+WRONG = [
+    ("n_probs", 49152, "'n_probs' is 49152: Expected 'int' <= 20."),
+    ("n_probs", -1, "'n_probs' is -1: Expected 'int' >= 0."),
+    ("top_k", -2, "'top_k' is -2: Expected 'float' >= -1.0."),
+    ("min_p", 1.5, "'min_p' is 1.5: Expected 'float' <= 1.0."),
+    ("typical_p", -0.5, "'typical_p' is -0.5: Expected 'float' >= 0.0."),
+    ("repeat_last_n", -2, "'repeat_last_n' is -2: Expected 'int' >= -1."),
+    ("repeat_penalty", 0, "'repeat_penalty' is 0: Expected 'float' > 0.0."),
+    ("dry_penalty_last_n", -2, "'dry_penalty_last_n' is -2: Expected 'int' >= -1."),
+    ("dry_sequence_breakers", ["x"] * 65, None),
+    ("mirostat", 3, "'mirostat' is 3: Expected 'int' <= 2."),
+    ("samplers", ["dry"] * 33, None),
+    ("n_predict", 0, "'n_predict' is 0: it is 1 or more, or -1 for no limit."),
+    ("n_predict", -2, "'n_predict' is -2: it is 1 or more, or -1 for no limit."),
+    ("n_predict", 2**31, "'n_predict' is 2147483648: Expected 'int' <= 2147483647."),
+    ("id_slot", 0, "'id_slot' is 0: requests can't choose a slot, leave it out."),
+    ("lora", [{"id": 0, "scale": 2}], "'lora' can't be set by a request: adapters are set in the config, with 'lora'."),
+    ("lora", [], "'lora' can't be set by a request: adapters are set in the config, with 'lora'."),
+    ("n_cmpl", 500, "'n_cmpl' can't be set by a request: use 'n'."),
+    ("grammar_lazy", True, "'grammar_lazy' can't be set by a request: use 'tools'."),
+    ("grammar_triggers", [], "'grammar_triggers' can't be set by a request: use 'tools'."),
+    ("cache_prompt", 1, "'cache_prompt' is 1: Expected 'bool | null', got 'int'."),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "message"), WRONG)
+@pytest.mark.parametrize(("kind", "body"), [(EndpointKind.CHAT, CHAT), (EndpointKind.COMPLETION, COMPLETION)])
+def test_engine_field_out_of_range_is_named_with_its_value(
+    kind: EndpointKind, body: dict[str, Any], field: str, value: Any, message: str | None
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_body(kind, json.dumps(body | {field: value}).encode())
+    assert caught.value.param == field
+    assert message is None or caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n_probs": 20, "top_k": -1, "min_p": 0, "typical_p": 1, "repeat_last_n": -1, "repeat_penalty": 1.1},
+        {"top_k": 40, "min_keep": 0, "n_keep": -1, "n_discard": 0, "id_slot": -1, "mirostat": 2, "mirostat_tau": 5.0},
+        {"samplers": ["top_k", "temperature"], "cache_prompt": False, "timings_per_token": True},
+        {"samplers": "kt", "return_progress": True, "dry_sequence_breakers": ["\n"], "t_max_predict_ms": -1},
+        dict.fromkeys([field for field, _, _ in WRONG]),
+    ],
+)
+def test_engine_fields_in_range_are_passed_on(fields: dict[str, Any]) -> None:
+    parsed = parse_body(EndpointKind.CHAT, json.dumps(CHAT | fields).encode())
+    assert json.loads(parsed.edited({})) == CHAT | fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"),
+    [
+        ({"n_predict": 5}, 5),
+        ({"n_predict": -1}, None),
+        ({"n_predict": 9, "max_tokens": 5}, 5),
+        ({"n_predict": -1, "max_tokens": 5}, 5),
+    ],
+)
+def test_n_predict_counts_as_max_tokens(fields: dict[str, Any], max_tokens: int | None) -> None:
+    for kind, body in ((EndpointKind.CHAT, CHAT), (EndpointKind.COMPLETION, COMPLETION)):
+        assert parse_body(kind, json.dumps(body | fields).encode()).max_tokens == max_tokens

@@ -1,0 +1,111 @@
+"""How large what an answer is held to may be."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from laya.errors import InvalidRequest
+from laya.gateway.body import ParsedBody, parse_body
+from laya.gateway.grammar import ALTERNATIVES_LIMIT, GRAMMAR_LIMIT_BYTES, alternatives
+from laya.types import EndpointKind
+
+WORDS = [f"w{n}" for n in range(20_000)]
+
+
+def parse(**fields: Any) -> ParsedBody:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    return parse_body(EndpointKind.CHAT, json.dumps(body | fields).encode())
+
+
+def refusal(**fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(**fields)
+    assert caught.value.http_status == 400
+    return caught.value
+
+
+def response_format(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+def tool(schema: Any, name: str = "f") -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+def enum_of(n_values: int) -> dict[str, Any]:
+    return {"enum": WORDS[:n_values]}
+
+
+def test_huge_response_format_is_refused_by_its_bytes() -> None:
+    error = refusal(response_format=response_format(enum_of(20_000)))
+    assert error.param == "response_format"
+    assert "bytes" in error.message and str(GRAMMAR_LIMIT_BYTES) in error.message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        enum_of(ALTERNATIVES_LIMIT + 1),
+        {"anyOf": [{"const": n} for n in range(513)]},
+        {"properties": {"a": {"items": {"oneOf": [enum_of(300), enum_of(300)]}}}},
+        {"$defs": {"a": enum_of(600)}, "$ref": "#/$defs/a"},
+        {"type": "string", "pattern": "|".join(WORDS[:600])},
+        {"properties": {word: {} for word in WORDS[:600]}},
+    ],
+)
+def test_schema_of_many_alternatives_is_refused(schema: dict[str, Any]) -> None:
+    for name, value in (("response_format", response_format(schema)), ("json_schema", schema)):
+        error = refusal(**{name: value})
+        assert error.param == name and "alternatives" in error.message and "512" in error.message
+
+
+def test_schema_inside_json_object_is_bounded_too() -> None:
+    error = refusal(response_format={"type": "json_object", "schema": enum_of(600)})
+    assert error.param == "response_format"
+
+
+@pytest.mark.parametrize("text", ["root ::= " + " | ".join(["x"] * 600), "root ::= " + "[a]? " * 600, "#" * 40_000])
+def test_huge_grammar_is_refused(text: str) -> None:
+    assert refusal(grammar=text).param == "grammar"
+
+
+def test_schemas_of_ordinary_size_pass() -> None:
+    schema = {"type": "object", "properties": {"a": enum_of(500), "b": {"type": ["string", "null"]}}}
+    assert parse(response_format=response_format(schema), grammar='root ::= "a" | "b"', json_schema=schema)
+    assert parse(response_format={"type": "text"}, grammar="", json_schema=True)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_forced_tools_are_bounded_together(choice: Any) -> None:
+    by_count = [tool(enum_of(100), f"f{n}") for n in range(6)]
+    by_bytes = [tool({"description": "x" * 20_000}, f"f{n}") for n in range(2)]
+    for tools in (by_count, by_bytes):
+        assert refusal(tools=tools, tool_choice=choice).param == "tools"
+        assert parse(tools=tools) and parse(tools=tools, tool_choice="auto")
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "required"])
+def test_one_huge_tool_is_refused_however_it_is_chosen(choice: str | None) -> None:
+    error = refusal(tools=[tool({}), tool(enum_of(600))], tool_choice=choice)
+    assert error.param == ("tools" if choice == "required" else "tools[1]")
+    assert refusal(tools=[tool({}, word) for word in WORDS[:600]], tool_choice=choice).param == "tools"
+
+
+def test_tools_that_are_never_called_are_not_bounded() -> None:
+    assert parse(tools=[tool(enum_of(600))], tool_choice="none")
+
+
+def test_deeply_nested_schema_is_refused() -> None:
+    deep = b'{"anyOf":[' * 3000 + b"]}" * 3000
+    body = b'{"model":"m","messages":[{"role":"user","content":"a"}],"json_schema":%b}' % deep
+    with pytest.raises(InvalidRequest):
+        parse_body(EndpointKind.CHAT, body)
+
+
+def test_alternatives_counts_all_places() -> None:
+    assert alternatives({"enum": [1, 2], "anyOf": [{"type": ["a", "b"]}, {"pattern": "a|b?"}], "items": [{}]}) == 8
+    assert alternatives({"properties": {"enum": {"type": "string"}}}) == 0
+    assert alternatives(5) == 0
