@@ -7,7 +7,6 @@ row, and Ctrl-D, leave. Piped, one question comes from stdin and nothing but its
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shlex
 import sys
@@ -20,11 +19,11 @@ from rich.console import Console
 from rich.status import Status
 
 from laya.cli.chat_answer import Answer, PieceKind
+from laya.cli.chat_kept import list_kept_conversations, open_store
 from laya.cli.chat_session import Session
 from laya.cli.client import ServerClient
-from laya.config import data_dir
-from laya.errors import InvalidRequest, LayaError, StoreError, nearest
-from laya.store import Store
+from laya.cli.output import drop_stdout, well_formed
+from laya.errors import InvalidRequest, LayaError, nearest
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a model's answer must not drive the terminal
 _QUOTES = '"""'
@@ -38,11 +37,15 @@ def chat(
     resume: Annotated[str | None, typer.Option(help="Go on with a kept conversation: its number, or latest.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 = the likeliest token.")] = None,
+    list_kept: Annotated[bool, typer.Option("--list", help="Show the kept conversations and leave.")] = False,
     no_store: Annotated[bool, typer.Option("--no-store", help="Keep nothing on disk.")] = False,
 ) -> None:
     """Chat with a model of the running server; piped, answer one question."""
     if resume and no_store:
         raise InvalidRequest("--resume reads what --no-store would not keep: leave one out.")
+    if list_kept:
+        list_kept_conversations()
+        return
     asked = {"max_tokens": max_tokens, "temperature": temperature}
     sampling = {name: value for name, value in asked.items() if value is not None}
     chat_with(ServerClient(), model, system=system, resume=resume, sampling=sampling, keep=not no_store)
@@ -58,7 +61,7 @@ def chat_with(
     keep: bool = True,
 ) -> None:
     """Chat over this client until the user leaves. Raises LayaError; exits with 130 when left by Ctrl-C."""
-    store = _open_store() if keep else None
+    store = open_store() if keep else None
     with contextlib.ExitStack() as stack:
         stack.callback(client.close)
         if store:
@@ -74,13 +77,6 @@ def chat_with(
             _Screen(session).run(f"{kept.id}: {kept.title}" if kept else None)
 
 
-def _open_store() -> Store:
-    try:
-        return Store(data_dir(os.environ) / "laya.db")
-    except StoreError as error:
-        raise StoreError(f"{error.message}. `laya chat --no-store` keeps nothing and needs no file.") from error
-
-
 def _answer_stdin(session: Session) -> None:
     text = sys.stdin.buffer.read().decode("utf-8", "replace").strip()
     if not text:
@@ -89,8 +85,8 @@ def _answer_stdin(session: Session) -> None:
         answer = session.say(text, _write_text)
         sys.stdout.write("" if answer.text.endswith("\n") else "\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has enough; what is left in the buffer has nowhere to go
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has enough
+        drop_stdout()
         return
     if answer.error:
         raise answer.error
@@ -175,7 +171,7 @@ class _Screen:
             self._dim("Ctrl-C again, or Ctrl-D, leaves")
             return ""
         self._n_interrupts = 0
-        return text
+        return well_formed(text)
 
     def _read_block(self, text: str) -> str:
         while not text.rstrip().endswith(_QUOTES):

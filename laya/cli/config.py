@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 import yaml
 
+from laya.cli.output import printable
 from laya.config.document import Document, read_document
 from laya.config.effective import effective
 from laya.config.keys import MIN_KEY_CHARS, hash_key, new_key
@@ -24,7 +25,8 @@ from laya.config.reference import SCHEMA_PATH, json_schema
 from laya.config.reference import example as example_text
 from laya.config.schema import Config
 from laya.engines.arguments import check_args
-from laya.errors import ConfigError
+from laya.errors import ConfigError, LayaError, ModelNotPulled
+from laya.models import home_path, resolve
 
 config_app = typer.Typer(help="Check, show and write config.yaml.", no_args_is_help=True)
 
@@ -38,14 +40,19 @@ def check(file: File = None, as_json: Json = False) -> None:
     try:
         document, config = _load(file)
         _check_engine_arguments(config)
+        _check_address(config)
+        warnings = _check_models(config, document)
     except ConfigError as error:
         if not as_json:
             raise
         print(json.dumps({"ok": False, "file": str(file) if file else None} | error.body()))
         raise typer.Exit(error.exit_code) from None
     name = document.name if document else None
+    if not as_json:
+        for warning in warnings:
+            print(f"warning: {printable(warning)}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"ok": True, "file": name, "models": list(config.models)}))
+        print(json.dumps({"ok": True, "file": name, "models": list(config.models), "warnings": warnings}))
     elif name is None:
         print("ok: there is no config.yaml, so every value is the default (`laya config example` writes one)")
     else:
@@ -105,6 +112,32 @@ def _check_engine_arguments(config: Config) -> None:
         where = f"models.{name}.args" if name else "args"
         has_own_engine = model.engine_path is not None
         check_args(model.args, where=where, has_draft=model.draft is not None, native_flags=has_own_engine)
+
+
+def _check_address(config: Config) -> None:
+    """An open address needs a key, as it does where the server starts."""
+    host = config.server.host
+    if host not in ("127.0.0.1", "localhost", "::1") and not host.startswith("127.") and not config.server.api_keys:
+        raise ConfigError(
+            f"server.host {host} is open to the network, and there is no key: `laya config hash-key` makes the entry "
+            f"for server.api_keys, or start with `laya serve --lan`, which makes a key",
+            param="server.host",
+        )
+
+
+def _check_models(config: Config, document: Document | None) -> list[str]:
+    """A warning for each model that is not pulled yet. Raises ConfigError for one that names nothing, or is broken."""
+    warnings = []
+    for name in config.models:
+        try:
+            resolve(config.for_model(name).source or name, models_dir=Path(config.models_dir), home=home_path())
+        except ModelNotPulled as error:
+            warnings.append(f"models.{name}: {error.message}")
+        except LayaError as error:
+            message = f"models.{name}: {error.message}"
+            path = ("models", name)
+            raise (document.error(path, message) if document else ConfigError(message)) from None
+    return warnings
 
 
 def _read_key() -> str:

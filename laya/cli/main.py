@@ -13,14 +13,14 @@ from contextlib import suppress
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from typer.main import get_command
 
 from laya.cli.bench import bench
 from laya.cli.chat import chat
 from laya.cli.config import config_app
 from laya.cli.doctor import doctor
 from laya.cli.models import list_models, pull, rm, show
-from laya.cli.output import OUTPUT_ERRORS, drop_stdout, prepare_streams, printable_text
+from laya.cli.output import OUTPUT_ERRORS, drop_stdout, prepare_streams, shown
 from laya.cli.plan import plan
 from laya.cli.running import load, logs, ps, unload
 from laya.cli.serve import run, serve
@@ -72,7 +72,7 @@ def _run(argv: list[str] | None) -> int:
         _say(error.message)
         return error.exit_code
     except typer.TyperException as error:  # a word that is no verb, option or value
-        _say(f"{error.format_message()} `laya --help` lists what there is.")
+        _say(f"{error.format_message()} {_help_of(error, argv)}`laya --help` lists what there is.")
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130
@@ -82,6 +82,15 @@ def _run(argv: list[str] | None) -> int:
     except Exception as error:
         return _unforeseen(error)
     return code if isinstance(code, int) else 0
+
+
+def _help_of(error: typer.TyperException, argv: list[str] | None) -> str:
+    """What the option that was used wrongly takes."""
+    name, words = getattr(error, "option_name", None), sys.argv[1:] if argv is None else argv
+    verbs = getattr(get_command(app), "commands", {})
+    options = verbs[words[0]].params if words and words[0] in verbs else []
+    about = next((getattr(option, "help", None) for option in options if name in option.opts), None)
+    return f"{about} " if about else ""
 
 
 def _unforeseen(error: Exception) -> int:
@@ -100,4 +109,4 @@ def _unforeseen(error: Exception) -> int:
 def _say(message: str) -> None:
     with suppress(OSError):  # a stderr that takes nothing leaves the exit code to speak
         console = Console(stderr=True, highlight=False, soft_wrap=True)
-        console.print(f"[bold red]laya:[/] {escape(printable_text(message))}")
+        console.print(f"[bold red]laya:[/] {shown(message.replace(chr(10), ' '))}")

@@ -21,8 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_CONTROL_IN_TEXT = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def prepare_streams() -> None:
@@ -45,17 +44,8 @@ def drop_stdout() -> None:
 
 
 def printable(text: str) -> str:
-    """A name as a terminal may show it, in one line: control characters by their escapes."""
-    return _CONTROL.sub(_escape, text)
-
-
-def printable_text(text: str) -> str:
-    """As `printable`, for a text that may have several lines."""
-    return _CONTROL_IN_TEXT.sub(_escape, text)
-
-
-def _escape(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode("ascii")
+    """A name as a terminal may show it, in one line: control characters and what is no text by escapes."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def shown(text: str) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import inspect
 
-from laya.config.document import Document, KeyPath, dotted
+from laya.config.document import Document, KeyPath, dotted, shown
 from laya.config.foreign import foreign_key
 from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
-from laya.config.units import check_budget, parse_bytes, parse_duration
+from laya.config.units import MAX_BYTES, check_budget, parse_bytes, parse_duration
 from laya.errors import ConfigError, nearest
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
@@ -24,6 +25,7 @@ _WORDS = {inspect.BoolType: "true or false", inspect.StrType: "text", inspect.No
 _EMPTY: dict[type, type] = {inspect.ListType: list, inspect.DictType: dict}
 _SECTIONS = {"server": ServerConfig, "memory": MemoryConfig, "defaults": SamplingDefaults}
 MAX_NAMED_KEYS = 12
+MAX_INTEGER = 2**32 - 1  # what llama.cpp's context sizes and seeds are held in
 KEY_COMMAND = "`laya config hash-key` prints the entry to put here; the key itself is never kept"
 
 
@@ -57,7 +59,9 @@ def _value(annotation: Any, document: Document, path: KeyPath, value: Any) -> An
     if value is None:  # a key whose members are all commented out
         value = next((_EMPTY[type(kind)]() for kind in map(_bare, kinds) if type(kind) in _EMPTY), None)
     try:
-        return msgspec.convert(_parse_unit(annotation, value), annotation)
+        parsed = _parse_unit(annotation, value)
+        _check_size(annotation, parsed)
+        return msgspec.convert(parsed, annotation)
     except msgspec.ValidationError:
         got = document.value(path, value)
         raise document.error(path, f"{document.key(path)}: expected {describe(annotation)}, got {got}") from None
@@ -111,6 +115,19 @@ def _parse_unit(annotation: Any, value: Any) -> Any:
     if unit and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return _PARSERS[unit](value)
     return value
+
+
+def _check_size(annotation: Any, value: Any) -> None:
+    """Raises ConfigError for a number that no machine and no engine could take, wherever it stands in a value."""
+    if isinstance(value, (list, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_size(annotation, part)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"expected a number, got {value}")
+    elif isinstance(value, int):
+        largest = MAX_BYTES if _unit(inspect.type_info(annotation)) else MAX_INTEGER
+        if abs(value) > largest:
+            raise ConfigError(f"{shown(value)} is too large: at most {largest}")
 
 
 def _unit(info: inspect.Type) -> str | None:

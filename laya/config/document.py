@@ -66,6 +66,8 @@ def shown(value: Any) -> str:
         return "nothing (leave the line out for the default)"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, int) and value.bit_length() > 256:  # Python does not write out a number of any length
+        return f"a number of {value.bit_length()} bits"
     text = repr(value) if isinstance(value, (str, list, dict)) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from laya.errors import ConfigError
@@ -9,6 +10,7 @@ from laya.types import GIB, KIB, MIB
 
 DEFAULT_BUDGET_SHARE = 0.8
 TIB = 1024 * GIB
+MAX_BYTES = 2**60  # more than any machine has, and still a number of 64 bits
 # A bare letter is binary, as it is for systemd and Docker.
 BYTES_PER_UNIT = {
     "": 1, "b": 1,
@@ -31,7 +33,10 @@ def parse_bytes(value: str | float) -> int:
     if not isinstance(value, str) or not re.match(BYTES_PATTERN, value):
         raise ConfigError(f"{value!r} is not an amount of memory: write bytes, or for example 16MiB")
     number, unit = re.findall(r"([\d.]+)\s*([a-zA-Z]*)", value)[0]
-    return round(float(number) * BYTES_PER_UNIT[unit.lower()])
+    n_bytes = float(number) * BYTES_PER_UNIT[unit.lower()]
+    if n_bytes > MAX_BYTES:
+        raise ConfigError(f"{value!r} is more memory than any machine has")
+    return round(n_bytes)
 
 
 def parse_duration(value: str | float) -> float:
@@ -42,6 +47,8 @@ def parse_duration(value: str | float) -> float:
         parts = re.findall(r"(-?[\d.]+)(ms|[smhd]?)", value)
         seconds = sum(float(number) * SECONDS_PER_UNIT[unit] for number, unit in parts)
     else:
+        raise ConfigError(f"{value!r} is not a time: write seconds, or for example 5m or 1h; -1 is never")
+    if not math.isfinite(seconds):
         raise ConfigError(f"{value!r} is not a time: write seconds, or for example 5m or 1h; -1 is never")
     if seconds < 0 and seconds != -1:
         raise ConfigError(f"{value!r} is before now: write seconds, or -1 for never")

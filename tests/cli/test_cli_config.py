@@ -27,6 +27,8 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_check_says_ok_with_and_without_a_file() -> None:
     assert "there is no config.yaml" in runner.invoke(config_app, ["check"]).stdout
+    Path("models").mkdir()
+    Path("models/a.gguf").write_bytes(b"GGUF")
     Path("config.yaml").write_text("models: {a: {}}")
     assert runner.invoke(config_app, ["check"]).stdout == "ok: config.yaml, 1 model\n"
     assert json.loads(runner.invoke(config_app, ["check", "--json"]).stdout)["models"] == ["a"]
