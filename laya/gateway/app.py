@@ -35,6 +35,7 @@ ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
 _OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
 FOLLOW_FROM_LINES = 20
+OTHER_APIS = frozenset({"/v1/responses", "/v1/messages", "/v1/complete", "/completion", "/generate"})  # and /api/...
 _SLOT_FIELDS = ("id", "n_ctx", "is_processing")  # never the prompt
 _STARTED_UNIX_S = int(time.time())
 
@@ -100,7 +101,8 @@ class Desk:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
-        data = [await self._model(endpoint) for endpoint in self._fleet.endpoints.values()]
+        await self._fleet.refresh()
+        data = [await self._model(endpoint) for endpoint in list(self._fleet.endpoints.values())]
         return reply({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
@@ -122,6 +124,7 @@ class Desk:
 
     async def state(self, request: Request) -> Response:
         fleet, stats = self._fleet, self._stats
+        await fleet.refresh()
         now_s = time.monotonic()
         budget = fleet.budget()
         by_id = {endpoint.model_id: endpoint for endpoint in fleet.endpoints.values()}
@@ -225,7 +228,7 @@ def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
         Route(admin + "/slots", desk.slots),
         Route(admin + "/logs", desk.logs),
     ]
-    known = [route.path for route in routes] + [path.decode() for path in HOT_PATHS]
+    known = [route.path for route in routes if "{" not in route.path] + [path.decode() for path in HOT_PATHS]
 
     def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -235,8 +238,7 @@ def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
             allow = ", ".join(sorted(methods.split(", ")))
             fault: LayaError = MethodNotAllowed(f"{request.method} is not allowed on {path}; use {allow}.")
             return reply(fault.body(), 405, {"allow": allow})
-        close = nearest(path, known)
-        fault = NotFound(f"There is nothing at {path}." + (f" Did you mean {close}?" if close else ""))
+        fault = _nothing_at(path, known)
         return reply(fault.body(), 404, fault.headers())
 
     def on_fault(request: Request, error: Exception) -> Response:
@@ -255,6 +257,14 @@ def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
     return CORSMiddleware(
         guarded, allow_origins=sorted(keys.origins), allow_methods=["GET", "POST"], allow_headers=["*"], max_age=600
     )
+
+
+def _nothing_at(path: str, known: list[str]) -> NotFound:
+    """404 with what was most likely meant. A route with a name in it is never proposed: nobody can call it so."""
+    if path.rstrip("/") in OTHER_APIS or path.startswith("/api/"):
+        return NotFound(f"{path} is not part of this version of Laya: use /v1/chat/completions.")
+    close = nearest(path, known)
+    return NotFound(f"There is nothing at {path}." + (f" Did you mean {close}?" if close else ""))
 
 
 class MethodNotAllowed(InvalidRequest):

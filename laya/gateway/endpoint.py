@@ -58,6 +58,16 @@ class Endpoint:
     def is_busy(self) -> bool:
         return bool(self.live or self.queue)
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether its engine may be stopped for the sake of another model."""
+        return self.pool is not None and not self.is_busy and not self.settings.pinned
+
+    @property
+    def tokens_promised(self) -> int:
+        """Tokens of the KV pool that live requests may come to hold."""
+        return sum(exchange.reserved_tokens for exchange in self.live)
+
     def open(self, address: EngineAddress, plan: Plan, template_bytes: int) -> None:
         """An engine is ready: from now on sequences can be reserved."""
         self.close()

@@ -1,4 +1,4 @@
-"""Owns: the models this server knows and what it takes to have one ready: find its file, plan it, make room, load it.
+"""Owns: an endpoint for each model of the roster, and what it takes to have one ready: plan it, make room, load it.
 
 Where the models, memory and engines rooms meet. Planning reads a file's header in a thread; nothing else here blocks.
 """
@@ -14,20 +14,21 @@ from typing import Any
 import msgspec
 
 from laya.config import Config, ResolvedModel
-from laya.engines.settings import EngineSettings, Pooling
+from laya.engines.settings import EngineSettings
 from laya.engines.supervisor import Supervisor
-from laya.errors import ConfigError, LayaError, ModelNotFound, ModelNotPulled, NotSupported
+from laya.errors import EngineFailed, LayaError
 from laya.gateway.endpoint import Endpoint
-from laya.memory import LLAMA_SERVER, Budget, Ledger, Machine, plan_file, read_facts, refusal
+from laya.gateway.launch import check_servable, engine_settings, pooling_of
+from laya.gateway.roster import Roster
+from laya.memory import LLAMA_SERVER, Budget, Ledger, Machine, plan_file, refusal
 from laya.metrics import GatewayStats
-from laya.models import available, resolve
 from laya.routing import RequestRouter
 from laya.types import EngineAddress, ModelFile, ModelState, ModelStatus, Plan
 
-RESCAN_EVERY_S = 1.0
-NAMES_LEARNED_LIMIT = 32
 DRAIN_DEADLINE_S = 30.0
 WINDOW_KEPT_S = 30.0
+BACK_OFF_HELD_S = 5.0  # requests wait this long for an engine that is left alone after it died
+CLOCK_STEP_S = 0.01  # a timer may be this early
 
 
 class Fleet:
@@ -44,18 +45,17 @@ class Fleet:
         machine: Machine,
     ) -> None:
         self.config = config
-        self.home = home
         self.router = router
         self.stats = stats
         self.supervisor = supervisor
         self.machine = machine
         self.ledger = Ledger()
         self.endpoints: dict[int, Endpoint] = {}
-        self.files: dict[str, ModelFile] = {}
+        self.roster = Roster(config, home)
+        self.files = self.roster.files
         self.plans: dict[str, Plan] = {}
         self.pump: Callable[[Endpoint], None] = lambda endpoint: None  # the dispatcher's
-        self._by_name: dict[str, Endpoint] = {}
-        self._misses: dict[str, float] = {}
+        self._by_id: dict[str, Endpoint] = {}
         self._windows: dict[str, tuple[float, int | None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         supervisor.on_state(self._engine_changed)
@@ -63,40 +63,43 @@ class Fleet:
     # which models there are
     def scan(self) -> None:
         """Register every model of the config, the store and models_dir."""
-        for model_id in self.config.models:
-            self._register_configured(model_id)
-        for file in available(models_dir=self._models_dir, home=self.home):
-            if file.id not in self._by_name:
-                self.register(file, self.config.for_model(file.id))
+        self.roster.is_scan_due()
+        for file in self.roster.configured():
+            self.register(file, self.config.for_model(file.id))
+        self._update(self.roster.on_disk())
 
-    @property
-    def _models_dir(self) -> Path:
-        return Path(self.config.models_dir)
+    async def refresh(self) -> None:
+        """Register what came to the disk, drop what is gone from it; at most once in `RESCAN_EVERY_S`."""
+        if self.roster.is_scan_due():
+            self._update(await asyncio.to_thread(self.roster.on_disk))
 
-    def _register_configured(self, model_id: str) -> Endpoint:
-        settings = self.config.for_model(model_id)
-        try:
-            file = resolve(settings.source or model_id, models_dir=self._models_dir, home=self.home)
-        except LayaError as error:
-            raise ConfigError(f"models.{model_id}: {error.message}") from error
-        file = msgspec.structs.replace(file, id=model_id, aliases=(*settings.aliases, *self._free_names(file)))
-        return self.register(file, settings)
+    def _update(self, found: list[ModelFile]) -> None:
+        gone, new = self.roster.compare(found)
+        for model_id in gone:
+            self._drop(self._by_id[model_id])
+        for file in new:
+            self.register(file, self.config.for_model(file.id))
 
-    def _free_names(self, file: ModelFile) -> tuple[str, ...]:
-        return tuple(name for name in (file.id, *file.aliases) if name not in self._by_name)
+    def _drop(self, endpoint: Endpoint) -> None:
+        """Forget a model whose file is gone, unless something still works with it: then a later scan does."""
+        status = next((status for status in self.supervisor.status() if status.id == endpoint.model_id), None)
+        has_engine = status is not None and status.state not in ("unloaded", "failed")
+        if has_engine or endpoint.pool or endpoint.is_busy or self.router.load(endpoint.index) != (0, 0):
+            return
+        self.router.remove_model(endpoint.model_id)
+        self.router.remove_endpoint(endpoint.index)
+        self.roster.forget(endpoint.model_id)
+        self._windows.pop(endpoint.model_id, None)
+        del self.endpoints[endpoint.index], self._by_id[endpoint.model_id]
 
     def register(self, file: ModelFile, settings: ResolvedModel) -> Endpoint:
+        file, losers = self.roster.claim(file)
         index = self.router.add_endpoint()
         task = file.task if file.task and "task" not in settings.fixed else settings.task
         settings = msgspec.structs.replace(settings, id=file.id, task=task)
         endpoint = Endpoint(index, settings, self.stats.model(file.id))
-        names = [name for name in dict.fromkeys((file.id, *file.aliases)) if name not in self._by_name]
-        self.endpoints[index] = endpoint
-        self.files[file.id] = file
-        for name in names:
-            self._by_name[name] = endpoint
-        self.router.set_model(file.id, [index], aliases=[name for name in names if name != file.id])
-        self.router.set_eligible(index, True)
+        self.endpoints[index] = self._by_id[file.id] = endpoint
+        self._publish({file.id, *losers})
         self.supervisor.register(
             file.id,
             lambda: self._prepare(endpoint),
@@ -106,40 +109,26 @@ class Fleet:
         )
         return endpoint
 
+    def _publish(self, model_ids: set[str]) -> None:
+        """Tell the router the names of these models."""
+        self.router.set_models(
+            (model_id, [self._by_id[model_id].index], self.roster.aliases(model_id)) for model_id in model_ids
+        )
+
     def find(self, name: str) -> Endpoint:
         """The endpoint of a model, also of a file that was dropped into models_dir a moment ago.
 
         Raises: ModelNotFound, and what the models room says of a file that is there but broken.
         """
-        endpoint = self._by_name.get(name)
-        if endpoint is not None:
-            return endpoint
-        now_s = time.monotonic()
-        if self._misses.get(name, 0.0) > now_s - RESCAN_EVERY_S or len(self._misses) > 256:
-            self._misses = {missed: at_s for missed, at_s in self._misses.items() if at_s > now_s - RESCAN_EVERY_S}
-            if name in self._misses or len(self._misses) > 256:
-                raise ModelNotFound(name, self._by_name)
-        try:
-            file = resolve(name, models_dir=self._models_dir, home=self.home, allow_path=False)
-        except ModelNotPulled:
-            raise
-        except ModelNotFound:
-            self._misses[name] = now_s
-            raise ModelNotFound(name, self._by_name) from None
-        known = self._by_name.get(file.id)
-        if known is None:
-            known = self.register(file, self.config.for_model(file.id))
-        if name not in self._by_name:
-            self._learn_name(known, name)
-        return known
-
-    def _learn_name(self, endpoint: Endpoint, name: str) -> None:
-        names = [known for known, other in self._by_name.items() if other is endpoint]
-        if len(names) >= NAMES_LEARNED_LIMIT:
-            raise ModelNotFound(name, self._by_name)
-        self._by_name[name] = endpoint
-        aliases = [known for known in (*names, name) if known != endpoint.model_id]
-        self.router.set_model(endpoint.model_id, [endpoint.index], aliases=aliases)
+        model_id = self.roster.id_of(name)
+        if model_id is None:
+            file = self.roster.look_up(name)
+            model_id = self.roster.id_of_file(file)
+            if model_id is None:
+                model_id = self.register(file, self.config.for_model(file.id)).model_id
+            if self.roster.learn(model_id, name):
+                self._publish({model_id})
+        return self._by_id[model_id]
 
     def names_text(self) -> str:
         return ", ".join(endpoint.model_id for endpoint in self.endpoints.values()) or "none; `laya pull` gets one"
@@ -151,9 +140,22 @@ class Fleet:
 
     async def _wake(self, endpoint: Endpoint) -> None:
         try:
-            await self.load(endpoint)
+            await self._load_or_retry(endpoint)
         except LayaError as error:
             endpoint.fail_waiting(error)
+
+    async def _load_or_retry(self, endpoint: Endpoint) -> None:
+        """Load; a short back-off is waited for, once, instead of refusing who waits."""
+        try:
+            await self.load(endpoint)
+            return
+        except EngineFailed as error:
+            if error.retry_after_s is None or error.retry_after_s > BACK_OFF_HELD_S:
+                raise
+            wait_s = error.retry_after_s
+        await asyncio.sleep(wait_s + CLOCK_STEP_S)
+        if endpoint.queue and endpoint.pool is None:
+            await self.load(endpoint)
 
     async def load(self, endpoint: Endpoint) -> EngineAddress:
         """Plan, make room, start, and wait until it has generated a token. Raises what refused it."""
@@ -176,36 +178,12 @@ class Fleet:
         """Called by the supervisor just before a child is started: the plan that it is started with."""
         model_id = endpoint.model_id
         file = self.files[model_id]
-        if file.format != "gguf":
-            raise NotSupported(f"'{model_id}' is a Hugging Face folder; no engine that is installed here can run it.")
-        pooling = self._pooling(endpoint, file)
+        check_servable(file)
+        pooling = pooling_of(endpoint.settings, file)
         plan = await self._plan_with_room(endpoint, file)
         self.ledger.reserve(model_id, "cpu", plan.need_bytes)
         self.plans[model_id] = plan
-        settings = endpoint.settings
-        return EngineSettings(
-            model_id=model_id,
-            path=file.path,
-            planned=plan.settings,
-            args=settings.args,
-            mmproj=settings.mmproj,
-            draft=settings.draft,
-            lora=settings.lora,
-            pooling=pooling,
-            chat_template=settings.chat_template or file.chat_template,
-            engine_path=settings.engine_path,
-            load_timeout_s=settings.load_timeout_s,
-        )
-
-    def _pooling(self, endpoint: Endpoint, file: ModelFile) -> Pooling | None:
-        """How token vectors become one, where the file does not say. Raises NotSupported for what is no reranker."""
-        task = endpoint.settings.task
-        if task == "chat":
-            return None
-        own = read_facts(file.path).shape.pooling
-        if task == "rerank" and own != "rank":
-            raise NotSupported(f"'{file.id}' is not a reranker: its file states no rank pooling. Use `task: embed`.")
-        return None if own else "mean"
+        return engine_settings(endpoint.settings, file, plan, pooling)
 
     async def _plan_with_room(self, endpoint: Endpoint, file: ModelFile) -> Plan:
         """The plan in what is free now; idle models are unloaded, the longest unused first, as far as that helps."""
@@ -235,11 +213,7 @@ class Fleet:
         return max(1, self.machine.cores() - taken)
 
     def _idle_longest(self, wanted: Endpoint) -> Endpoint | None:
-        idle = [
-            endpoint
-            for endpoint in self.endpoints.values()
-            if endpoint is not wanted and endpoint.pool and not endpoint.is_busy and not endpoint.settings.pinned
-        ]
+        idle = [other for other in self.endpoints.values() if other is not wanted and other.may_leave]
         return min(idle, key=lambda endpoint: endpoint.last_used_s, default=None)
 
     def budget(self) -> Budget:
@@ -258,7 +232,7 @@ class Fleet:
 
     # what engines do
     def _engine_changed(self, model_id: str, state: ModelState, address: EngineAddress | None) -> None:
-        endpoint = self._by_name[model_id]
+        endpoint = self._by_id[model_id]
         if state == "ready" and address is not None:
             self.open(endpoint, address)
             return
@@ -274,7 +248,9 @@ class Fleet:
         self.pump(endpoint)
 
     def sweep(self, now_s: float) -> None:
-        """A few times a second: waiting requests past their deadline, models idle past their ttl."""
+        """A few times a second: waiting requests past their deadline, models idle past their ttl, files that came."""
+        if self.roster.has_folder_changed():
+            self._spawn(self.refresh())
         for endpoint in self.endpoints.values():
             if endpoint.queue:
                 endpoint.expire(now_s)
@@ -287,8 +263,9 @@ class Fleet:
         """Every model: its engine's state with its plan."""
         out = []
         for status in self.supervisor.status():
-            plan = self.plans.get(status.id) if status.state not in ("unloaded", "failed") else None
-            out.append(msgspec.structs.replace(status, plan=plan))
+            if status.id in self._by_id:
+                plan = self.plans.get(status.id) if status.state not in ("unloaded", "failed") else None
+                out.append(msgspec.structs.replace(status, plan=plan))
         return out
 
     async def window(self, endpoint: Endpoint) -> int | None:
@@ -307,15 +284,12 @@ class Fleet:
         return tokens
 
     def aliases(self, endpoint: Endpoint) -> list[str]:
-        return [name for name, other in self._by_name.items() if other is endpoint and name != endpoint.model_id]
+        return self.roster.aliases(endpoint.model_id)
 
     def kv_tokens(self) -> dict[str, tuple[int, int]]:
         """Model -> (tokens promised to live requests, tokens that can be held)."""
         return {
-            endpoint.model_id: (
-                sum(exchange.reserved_tokens for exchange in endpoint.live),
-                endpoint.planned.kv_pool_tokens,
-            )
+            endpoint.model_id: (endpoint.tokens_promised, endpoint.planned.kv_pool_tokens)
             for endpoint in self.endpoints.values()
             if endpoint.planned is not None
         }

@@ -2,7 +2,8 @@
 
 Layout: `models/<id>/` holds one pulled model and its manifest; `partial/<id>/` holds a pull that is under way. A name
 is an id, an alias or the source of a pulled model, a file name in models_dir, a name of another program's store
-(`ollama/llama3:8b`) or a path, tried in this order. Knows nothing of memory, engines or networks.
+(`ollama/llama3:8b`) or a path, tried in this order; a name in its exact case comes before any in another. Knows
+nothing of memory, engines or networks.
 """
 
 from __future__ import annotations
@@ -157,15 +158,17 @@ def resolve(
     Raises: BadModelFile (found, but broken), ModelNotPulled (in the catalogue only), ModelNotFound.
     """
     library = Library(home)
-    manifest = _match(name, library.manifests(), lambda manifest: (*_names(library.model(manifest)), manifest.source))
-    if manifest is not None:
-        library.check(manifest)
-        return library.model(manifest)
+    manifests = {manifest.id: manifest for manifest in library.manifests()}
+    pulled = [library.model(manifest) for manifest in manifests.values()]
     in_dir = list(models_in(models_dir)) if models_dir else []
     elsewhere = list(found_models()) if name.partition("/")[0].casefold() in STORES else []
-    model = _match(name, in_dir, _names) or _match(name, elsewhere, _names)
+    # all at once: the exact name of any of them comes before a name in another case
+    model = _match(name, (*pulled, *in_dir, *elsewhere), _names_and_source)
     if model is not None:
-        check_present(model)
+        if model.origin == "pulled":
+            library.check(manifests[model.id])
+        else:
+            check_present(model)
         return model
     if is_source(name):
         raise ModelNotPulled(name, name)
@@ -173,7 +176,7 @@ def resolve(
         return model_at(Path(name).expanduser())
     if entry := catalogue.find(name):
         raise ModelNotPulled(name, entry.id)
-    known = [known for model in (*library.models(), *in_dir, *elsewhere) for known in _names(model)]
+    known = [known for model in (*pulled, *in_dir, *elsewhere) for known in _names(model)]
     raise ModelNotFound(name, known + [known for entry in catalogue.entries() for known in entry.names])
 
 
@@ -200,6 +203,10 @@ def remove(name: str, *, home: Path | None = None) -> int:
 
 def _names(model: ModelFile) -> tuple[str, ...]:
     return (model.id, *model.aliases)
+
+
+def _names_and_source(model: ModelFile) -> tuple[str, ...]:
+    return (*_names(model), model.source) if model.source else _names(model)
 
 
 def _looks_like_path(name: str) -> bool:

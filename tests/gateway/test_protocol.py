@@ -529,6 +529,23 @@ async def test_unknown_path_names_the_nearest(tmp_path: Path, path: str, close: 
         assert answer.error["message"] == f"There is nothing at {path}. Did you mean {close}?"
 
 
+@pytest.mark.parametrize("name", ["new%0Aline", "x", "%7Bmodel_id:path%7D"])
+async def test_unknown_path_is_never_answered_with_a_template(tmp_path: Path, name: str) -> None:
+    async with front(tmp_path) as gate:
+        for path in (f"/admin/models/{name}/lod", f"/admin/models/{name}/load"):
+            answer = await gate.ask(request(CHAT, path))
+            assert answer.status == 404
+            assert "Did you mean /admin" not in answer.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/api/chat", "/api/generate", "/api/tags"])
+async def test_endpoint_of_another_api_is_said_to_be_none_of_this_version(tmp_path: Path, path: str) -> None:
+    async with front(tmp_path) as gate:
+        answer = await gate.ask(request(CHAT, path))
+        assert_error(answer, 404, "not_found")
+        assert answer.error["message"] == f"{path} is not part of this version of Laya: use /v1/chat/completions."
+
+
 async def test_unknown_model_names_the_nearest(tmp_path: Path) -> None:
     async with front(tmp_path) as gate:
         answer = await gate.ask(chat(model="stubb"))

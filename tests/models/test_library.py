@@ -34,6 +34,13 @@ def test_resolve_file_in_models_dir_at_once(home: Path, tmp_path: Path, name: st
     assert (model.id, model.path.resolve(), model.origin) == ("My-Model.Q4_0", path, "models_dir")
 
 
+def test_resolve_exact_file_wins_over_a_pulled_name_in_another_case(home: Path, tmp_path: Path) -> None:
+    pull(str(put(tmp_path / "else/tiny.gguf")))
+    assert resolve("TINY").origin == "pulled"
+    put(tmp_path / "models/TINY.gguf")
+    assert [resolve(name).origin for name in ("TINY", "tiny", "Tiny")] == ["models_dir", "pulled", "pulled"]
+
+
 def test_resolve_exact_case_wins(home: Path, tmp_path: Path) -> None:
     put(tmp_path / "models/Tiny.gguf", 10)
     put(tmp_path / "models/tiny.gguf", 20)

@@ -1,0 +1,42 @@
+"""Owns: what an engine is started with, out of a model's settings, its file and its plan. Starts nothing."""
+
+from __future__ import annotations
+
+from laya.config import ResolvedModel
+from laya.engines.settings import EngineSettings, Pooling
+from laya.errors import NotSupported
+from laya.memory import read_facts
+from laya.types import ModelFile, Plan
+
+
+def check_servable(file: ModelFile) -> None:
+    """Raise NotSupported for a format that no engine here runs."""
+    if file.format != "gguf":
+        raise NotSupported(f"'{file.id}' is a Hugging Face folder; no engine that is installed here can run it.")
+
+
+def pooling_of(settings: ResolvedModel, file: ModelFile) -> Pooling | None:
+    """How token vectors become one, where the file does not say. Raises NotSupported for what is no reranker."""
+    if settings.task == "chat":
+        return None
+    own = read_facts(file.path).shape.pooling
+    if settings.task == "rerank" and own != "rank":
+        raise NotSupported(f"'{file.id}' is not a reranker: its file states no rank pooling. Use `task: embed`.")
+    return None if own else "mean"
+
+
+def engine_settings(settings: ResolvedModel, file: ModelFile, plan: Plan, pooling: Pooling | None) -> EngineSettings:
+    """The settings of one start."""
+    return EngineSettings(
+        model_id=file.id,
+        path=file.path,
+        planned=plan.settings,
+        args=settings.args,
+        mmproj=settings.mmproj,
+        draft=settings.draft,
+        lora=settings.lora,
+        pooling=pooling,
+        chat_template=settings.chat_template or file.chat_template,
+        engine_path=settings.engine_path,
+        load_timeout_s=settings.load_timeout_s,
+    )
