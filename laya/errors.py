@@ -161,6 +161,12 @@ class EngineFailed(LayaError):
     code, type, http_status = "engine_failed", "server_error", 503
 
 
+class ServerStopping(LayaError):
+    """This server was asked to end, and the request could not be finished before."""
+
+    code, type, http_status = "server_stopping", "server_error", 503
+
+
 class BadModelFile(LayaError):
     """A model file that is missing, empty, truncated, corrupt or of another kind; names the file and what is wrong."""
 

@@ -92,7 +92,7 @@ def main() -> None:
         sweeping.cancel()
 
     app = build_app(gateway.desk, gateway.keys, lifespan)
-    server = Server(uvicorn_config(gateway, app), gateway.desk.closing)
+    server = Server(uvicorn_config(gateway, app), gateway)
     server.run(sockets=[sock])
 
 

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 import laya
+from laya.cli.client import DEFAULT_URL
 from laya.config import ApiKey, Config, ModelConfig, load_config, parse_engine_flags, with_settings
 from laya.config.keys import hash_key, new_key
 from laya.engines.llamacpp_child import die_with_parent
@@ -48,7 +49,7 @@ def serve(
     memory_budget: Budget = None,
 ) -> None:
     """Serve models on one port. Settings of config.yaml, vLLM and llama.cpp work as flags (--max-seq-len 8192)."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     names, config = _configured(context, models or [], config_file, memory_budget)
     home = home_path()
     config, lan_key = _with_address(config, host, port, lan, home)
@@ -159,17 +160,16 @@ def _say_loaded(console: Console, gateway: Gateway, endpoint: Endpoint) -> None:
     plan = status.plan
     assert plan is not None
     file = gateway.fleet.files[endpoint.model_id]
-    console.print(f" [dim]model[/]     {endpoint.model_id}   {file.path.name}", soft_wrap=True)
+    console.print(f" [dim]model[/]     {endpoint.model_id}   {file.path.name}")
     for device in plan.devices:
         terms = "   ".join(f"{name} {n_bytes / MIB:.1f}" for name, n_bytes in device.terms.items() if n_bytes)
         share = 100 * device.total_bytes / device.budget_bytes if device.budget_bytes else 0
         console.print(
             f" [dim]plan[/]      {device.device}, {size_text(device.budget_bytes)} for engines: {terms}"
-            f"   = {device.total_bytes / MIB:.0f} MiB, {share:.0f} %",
-            soft_wrap=True,
+            f"   = {device.total_bytes / MIB:.0f} MiB, {share:.0f} %"
         )
     for name, reason in plan.reasons.items():
-        console.print(f"           [dim]{name} {getattr(plan.settings, name, '')}: {reason}[/]", soft_wrap=True)
+        console.print(f"           [dim]{name} {getattr(plan.settings, name, '')}: {reason}[/]")
     measured = ""
     if status.measured_bytes:
         measured = f", measured {status.measured_bytes / MIB:.0f} MiB of {plan.need_bytes / MIB:.0f} planned"
@@ -181,19 +181,34 @@ def _say_ready(
 ) -> None:
     host, port = sock.getsockname()[:2]
     shown = _lan_address() if host in ("0.0.0.0", "::") else host
-    url = f"http://{shown}:{port}"
+    url = _url(shown, port)
     model = preload[0] if preload else next((e.model_id for e in gateway.fleet.endpoints.values()), None)
     key = lan_key or ("one of server.api_keys" if gateway.config.server.api_keys else "none needed on this machine")
     console.print(f"\n [bold green]Laya {laya.__version__} is ready[/]   {url}")
     named = f"model {json.dumps(model)}   " if model else ""
-    console.print(f" OpenAI base URL     {url}/v1      {named}key: {key}", soft_wrap=True)
+    console.print(f" OpenAI base URL     {url}/v1      {named}key: {key}")
     if lan_key:
         console.print(
             f" From a container    OPENAI_BASE_URL=http://host.docker.internal:{port}/v1 OPENAI_API_KEY={lan_key}"
         )
     if model is None:
         console.print(" No model is here yet: `laya pull smollm2` gets the default one, and it can be used at once.")
+    if paste := _to_paste(host, port, lan_key, has_keys=bool(gateway.config.server.api_keys)):
+        console.print(f" In another shell    {paste}")
     console.print(" Try                 laya chat      laya ps      laya list")
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _to_paste(host: str, port: int, lan_key: str | None, *, has_keys: bool) -> str | None:
+    """What `laya chat` and the other verbs on this machine need to find this server; None where they do by default."""
+    url = _url("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
+    values = [] if url == DEFAULT_URL else [f"LAYA_URL={url}"]
+    if has_keys:
+        values.append(f"LAYA_API_KEY={lan_key or 'YOUR_KEY'}")
+    return f"export {' '.join(values)}" if values else None
 
 
 def _lan_address() -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from laya.engines.backoff import BackOff
 from laya.engines.hooks import Engine, ModelHooks, Surroundings
 from laya.engines.log import EngineLog
-from laya.errors import EngineFailed, LayaError
+from laya.errors import EngineFailed, LayaError, ServerStopping
 from laya.types import EngineAddress, ModelState, ModelStatus
 
 logger = logging.getLogger(__name__)
@@ -284,8 +284,8 @@ class ModelOwner:
         except Exception:  # the transition goes on, whatever the ledger says
             logger.exception("releasing the memory of %s failed", self.model_id)
 
-    def _gone(self) -> EngineFailed:
-        return EngineFailed(f"'{self.model_id}' is not served any more: Laya is shutting down", param="model")
+    def _gone(self) -> ServerStopping:
+        return ServerStopping(f"'{self.model_id}' is not served any more: Laya is shutting down", param="model")
 
     def _take_unloading(self) -> list[asyncio.Future[None]]:
         taken, self._unloading = self._unloading, []

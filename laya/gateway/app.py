@@ -23,9 +23,8 @@ import laya
 from laya.errors import EngineFailed, InvalidRequest, LayaError, NotFound, nearest
 from laya.gateway.auth import KeyRing
 from laya.gateway.endpoint import Endpoint
-from laya.gateway.exchange import new_request_id
 from laya.gateway.fleet import Fleet
-from laya.gateway.heads import HOT_PATHS
+from laya.gateway.heads import HOT_PATHS, new_request_id
 from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES
 from laya.metrics import GatewayStats, LayaCollector
 from laya.routing import NATIVE

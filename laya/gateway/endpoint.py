@@ -205,3 +205,10 @@ class Endpoint:
         waiting, self.queue = self.queue, deque()
         for exchange in waiting:
             exchange.fail(error)
+
+    def fail_all(self, error: LayaError) -> None:
+        """Nobody is served here any more. One that ends may bring up the next one of its connection."""
+        while self.queue or self.live:
+            self.fail_waiting(error)
+            for exchange in list(self.live):
+                exchange.fail(error)

@@ -7,15 +7,14 @@ Each exchange ends in exactly one of served, refused, failed, cancelled (`finish
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from laya.errors import EngineCrashed, EngineFailed, LayaError, PayloadTooLarge
+from laya.errors import EngineCrashed, EngineFailed, LayaError, PayloadTooLarge, ServerStopping
 from laya.gateway.assemble import encode
+from laya.gateway.heads import new_request_id
 from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES, SMALL_BODY_BYTES, bodies_full, body_too_large
 from laya.gateway.sse import event_bytes
 from laya.types import EndpointKind
@@ -30,9 +29,7 @@ if TYPE_CHECKING:
 
 Outcome = Literal["served", "refused", "failed", "cancelled"]
 
-_FAULTS_OF_OURS = (EngineCrashed, EngineFailed)
-_request_numbers = itertools.count(1)
-_request_prefix = f"req-{os.urandom(4).hex()}-".encode()
+_FAULTS_OF_OURS = (EngineCrashed, EngineFailed, ServerStopping)
 _JSON_HEAD = b"content-type: application/json\r\n"
 _SSE_HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 
@@ -299,7 +296,3 @@ class Exchange:
             state["prefill_tokens"] = self.prefill_done
             state["prompt_tokens"] = self.prefill_total
         return state
-
-
-def new_request_id() -> bytes:
-    return _request_prefix + b"%d" % next(_request_numbers)

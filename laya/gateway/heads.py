@@ -1,7 +1,9 @@
-"""Owns: what a request's head comes to: its endpoint, its size, its form without an offer to speak another protocol."""
+"""Owns: what a request's head comes to: its endpoint, id, size, and its form without an offer of another protocol."""
 
 from __future__ import annotations
 
+import itertools
+import os
 from typing import TypeAlias
 
 from laya.types import EndpointKind
@@ -14,6 +16,13 @@ HOT_PATHS = {
     b"/v1/rerank": EndpointKind.RERANK,
     b"/rerank": EndpointKind.RERANK,
 }
+_request_numbers = itertools.count(1)
+_request_prefix = f"req-{os.urandom(4).hex()}-".encode()
+
+
+def new_request_id() -> bytes:
+    """The id of a request that brought none."""
+    return _request_prefix + b"%d" % next(_request_numbers)
 
 
 def hot_kind(method: bytes, target: bytes) -> EndpointKind | None:

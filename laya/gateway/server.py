@@ -13,6 +13,7 @@ import logging
 import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from starlette.applications import Starlette
 
 from laya.config import Config
 from laya.engines.supervisor import Supervisor
-from laya.errors import ConfigError, LayaError
+from laya.errors import ConfigError, LayaError, ServerStopping
 from laya.gateway.app import Desk, build_app
 from laya.gateway.auth import KeyRing
 from laya.gateway.dispatch import Dispatcher
@@ -39,19 +40,23 @@ from laya.routing import RequestRouter
 
 logger = logging.getLogger(__name__)
 SWEEP_EVERY_S = 0.25
+LOOK_EVERY_S = 0.05  # while the last answers finish
 OPEN_FILES_LIMIT = 8192  # each may hold a head and a small body
 INTERRUPTED = 130  # the exit code after Ctrl-C
 GRACE_S = 30  # how long answers that are on their way may go on after the first signal
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with our signals: the first lets finish what runs, a second one ends at once."""
+    """uvicorn's server with our signals: the first lets finish what runs, a second one ends at once.
+
+    Either way engines are stopped in order, and an answer that is cut says why.
+    """
 
     exit_code = 0
 
-    def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
         super().__init__(config)
-        self._closing = closing
+        self._gateway = gateway
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if sig == signal.SIGINT:
@@ -61,8 +66,24 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._closing.set()  # what would never end by itself ends now
+        self._gateway.desk.closing.set()  # what would never end by itself ends now
+        n_answers = self._gateway.stats.in_flight
+        if n_answers and not self.force_exit:
+            what = "1 answer" if n_answers == 1 else f"{n_answers} answers"
+            print(f"laya: finishing {what}, at most {GRACE_S} s; signal again to stop now", file=sys.stderr, flush=True)
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves this out, and engines with it
+            await self.lifespan.shutdown()
+
+    async def _wait_tasks_to_complete(self) -> None:
+        """In place of uvicorn's, which has no word for the clients of what it cuts off."""
+        end_s = time.monotonic() + GRACE_S
+        state = self.server_state
+        while (state.connections or state.tasks) and not self.force_exit and time.monotonic() < end_s:
+            await asyncio.sleep(LOOK_EVERY_S)
+        for endpoint in self._gateway.fleet.endpoints.values():
+            endpoint.fail_all(ServerStopping("The server is stopping and could not wait for this answer to finish."))
+        await asyncio.sleep(0)  # what was said to clients is written
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -201,7 +222,7 @@ def run(
                 task.cancel()
             await gateway.supervisor.shutdown()
 
-    server = Server(uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, lifespan)), gateway.desk.closing)
+    server = Server(uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, lifespan)), gateway)
     server.run(sockets=[sock])
     if failure:
         raise failure[0]
@@ -209,6 +230,7 @@ def run(
 
 
 def uvicorn_config(gateway: Gateway, app: Any) -> uvicorn.Config:
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its lesser words are of its inner life
     return uvicorn.Config(
         app,
         http=gateway.protocol(),
@@ -221,5 +243,4 @@ def uvicorn_config(gateway: Gateway, app: Any) -> uvicorn.Config:
         date_header=False,
         proxy_headers=False,
         timeout_keep_alive=int(gateway.config.server.keep_alive_s),
-        timeout_graceful_shutdown=GRACE_S,
     )

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def test_serve_says_what_it_loaded_and_what_to_paste(server: Any) -> None:
     assert "loaded in" in said and "planned" in said
     assert f'OpenAI base URL {server.url}/v1 model "{MODEL}" key: none needed on this machine' in said
     assert server.url.startswith("http://127.0.0.1:")
+    assert f" In another shell    export LAYA_URL={server.url}\n" in server.said
     assert get(server, "/health").json() == {"status": "ok"}
     assert get(server, "/ready").json() == {"status": "ready"}
 
@@ -142,7 +144,11 @@ def test_lan_makes_a_key_that_is_needed_and_kept(
     key = (laya_home / "lan_key").read_text().strip()
     assert stat.S_IMODE((laya_home / "lan_key").stat().st_mode) == 0o600
     until(lambda: f"key: {key}" in "".join(server.said))
-    until(lambda: f"OPENAI_API_KEY={key}" in "".join(server.said))
+    port = server.url.rpartition(":")[2]
+    paste = f"OPENAI_BASE_URL=http://host.docker.internal:{port}/v1 OPENAI_API_KEY={key}\n"
+    until(lambda: any(line.endswith(paste) for line in server.said))  # in one line, to be pasted
+    paste = f"export LAYA_URL=http://127.0.0.1:{port} LAYA_API_KEY={key}\n"
+    until(lambda: any(line.endswith(paste) for line in server.said))
     assert "127.0.0.1" not in said.split("is ready")[1].split("\n")[0]
     server.url = f"http://127.0.0.1:{server.url.rpartition(':')[2]}"
     for path in ("/v1/models", "/metrics", "/admin/state"):
@@ -193,21 +199,33 @@ def test_interrupt_ends_with_130_and_leaves_no_child(start_server: Callable[...,
     assert not engine.is_running()
 
 
-def test_second_signal_ends_at_once(start_server: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("asked", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_second_signal_ends_at_once_and_says_so(start_server: Callable[..., Any], asked: int, code: int) -> None:
     server = start_server("smollm2", "--max-num-seqs", "1", "--max-seq-len", "8192", "--n-threads", "1")
     engine = engine_of(server)
-    stream = stream_from(server, max_tokens=8000)
-    os.kill(server.pid, signal.SIGTERM)
+    stream, waiting = stream_from(server, max_tokens=8000), ThreadPoolExecutor(1)
+    late = waiting.submit(chat_once, server)
+    until(lambda: get(server, "/admin/state").json()["models"][0]["queued"] == 1)
+    os.kill(server.pid, asked)
+    until(lambda: "laya: finishing 2 answers, at most 30 s; signal again to stop now\n" in server.said)
     with httpx.Client(base_url=server.url, trust_env=False) as client:
         until(lambda: not answers(client))
     next(stream)  # no new clients, but this one still gets its answer
-    os.kill(server.pid, signal.SIGTERM)
-    with pytest.raises(Exception, match=r"closed|incomplete|disconnected"):  # cut off, and not in silence
+    os.kill(server.pid, asked)
+    with pytest.raises(openai.APIError) as cut:  # cut off, and not in silence
         for _ in stream:
             pass
+    assert cut.value.code == "server_stopping"
+    assert late.result().json()["error"]["code"] == "server_stopping"
     ended(server)
-    assert server.stop() == 0
+    assert server.stop() == code
+    assert "".join(server.said).rstrip().endswith("signal again to stop now")  # no traceback, no word of uvicorn's
     until(lambda: not engine.is_running(), 10)
+
+
+def chat_once(server: Any) -> httpx.Response:
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=60)
 
 
 def test_signal_during_a_load_leaves_no_child(laya_home: Path, tmp_path: Path) -> None:
