@@ -36,11 +36,16 @@ class ServerClient:
     def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
         self.url = _base_url(url or os.environ.get("LAYA_URL") or _configured_url())
         key = api_key or os.environ.get("LAYA_API_KEY")
+        if key and not (key.isascii() and key.isprintable()):
+            raise ConfigError("LAYA_API_KEY is no key: it has characters that no key has.", param="LAYA_API_KEY")
         headers = {"user-agent": f"laya/{laya.__version__}"} | ({"authorization": f"Bearer {key}"} if key else {})
         # A proxy of the environment stands outside; it cannot reach this machine's loopback.
-        self._http = httpx.Client(
-            base_url=self.url, headers=headers, trust_env=not _is_loopback(self.url), follow_redirects=False
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=self.url, headers=headers, trust_env=not _is_loopback(self.url), follow_redirects=False
+            )
+        except (httpx.InvalidURL, UnicodeError):
+            raise _no_address(self.url) from None
 
     def get(
         self, path: str, params: Mapping[str, str] | None = None, *, timeout_s: float | None = ANSWER_TIMEOUT_S
@@ -159,8 +164,12 @@ def _base_url(url: str) -> str:
     except ValueError:
         is_right = False
     if not is_right:
-        raise ConfigError(f"LAYA_URL {url!r} is not an address: write it like {DEFAULT_URL}", param="LAYA_URL")
+        raise _no_address(url)
     return written.rstrip("/").removesuffix("/v1")
+
+
+def _no_address(url: str) -> ConfigError:
+    return ConfigError(f"LAYA_URL {url!r} is not an address: write it like {DEFAULT_URL}", param="LAYA_URL")
 
 
 def _quoted(path: str) -> str:

@@ -102,11 +102,11 @@ def _unforeseen(error: Exception) -> int:
         _say(f"The output cannot be written: {error.strerror}.")
         return 1
     what = " ".join(str(error).split()) or "no more is known"
-    _say(f"laya failed: {type(error).__name__}: {what}; LAYA_DEBUG=1 shows where.")
+    _say(f"{type(error).__name__}: {what}; LAYA_DEBUG=1 shows where.", "laya failed:")
     return 1
 
 
-def _say(message: str) -> None:
+def _say(message: str, prefix: str = "laya:") -> None:
     with suppress(OSError):  # a stderr that takes nothing leaves the exit code to speak
         console = Console(stderr=True, highlight=False, soft_wrap=True)
-        console.print(f"[bold red]laya:[/] {shown(message.replace(chr(10), ' '))}")
+        console.print(f"[bold red]{prefix}[/] {shown(message.replace(chr(10), ' '))}")

@@ -29,6 +29,7 @@ class StubServer(ThreadingHTTPServer):
         self.authorizations: list[str | None] = []
         self.client_left = threading.Event()
         self.models = MODELS
+        self.state: dict[str, Any] = {}
 
     def __enter__(self) -> StubServer:
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -55,6 +56,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.reply(
                 found[0] if found else error("The model does not exist.", "model_not_found"), 200 if found else 404
             )
+        elif self.path == "/admin/state":
+            self.reply(self.server.state)
         elif self.path == "/null":
             self.reply(None)
         elif self.path == "/html":

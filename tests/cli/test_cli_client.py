@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from chat_stub import StubServer
@@ -87,7 +88,49 @@ def test_client_keeps_the_details_of_an_error(client: ServerClient) -> None:
     assert caught.value.details == {"need_bytes": 5}
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port", "http://[::1"])
+@pytest.mark.parametrize(
+    ("server", "url"),
+    [
+        ("{port: 8123}", "http://127.0.0.1:8123"),
+        ("{host: 0.0.0.0, port: 81}", "http://127.0.0.1:81"),
+        ("{host: '::', port: 81}", "http://[::1]:81"),
+        ("{host: 127.0.0.2}", "http://127.0.0.2:8000"),
+    ],
+)
+def test_client_asks_where_the_config_here_would_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str, url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LAYA_URL", raising=False)
+    (tmp_path / "config.yaml").write_text(f"server: {server}\n")
+    client = ServerClient()
+    assert client.url == url
+    client.close()
+    monkeypatch.setenv("LAYA_URL", "http://127.0.0.1:9000")
+    client = ServerClient()
+    assert client.url == "http://127.0.0.1:9000"
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("server: {port: many}", "config.yaml:1: server.port"), ("server: {port: 0}", "any free port")]
+)
+def test_client_refuses_to_guess_where_the_config_does_not_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LAYA_URL", raising=False)
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        ServerClient()
+
+
+def test_client_refuses_a_key_that_no_header_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="LAYA_API_KEY is no key"):
+        ServerClient("http://127.0.0.1:1", "\udcff")
+
+
+@pytest.mark.parametrize("url", ["http://x\x1b", "ftp://x", "http://", "http://x:port", "http://[::1"])
 def test_client_refuses_what_is_no_address(url: str) -> None:
     with pytest.raises(ConfigError, match="is not an address"):
         ServerClient(url)

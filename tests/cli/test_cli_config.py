@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,33 @@ def test_hash_key_takes_a_key_from_stdin_and_refuses_a_short_one() -> None:
     result = runner.invoke(config_app, ["hash-key", "--stdin"], input="short\n")
     assert isinstance(result.exception, ConfigError)
     assert "short" not in result.exception.message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("server: {host: 0.0.0.0}", "server.host 0.0.0.0 is open to the network"),
+        ("models: {m: {source: ./nope.gguf}}", "config.yaml:1: models.m: .*there is no such file"),
+        ("models: {nothing-of-this-name: {}}", "models.nothing-of-this-name: The model .* does not exist"),
+        ("max_seq_len: 100000000000000000000000", "max_seq_len: 1.* is too large: at most 4294967295"),
+        (f"max_seq_len: 0x{'f' * 9000}", "max_seq_len: a number of 36000 bits is too large"),
+        ("defaults: {seed: 100000000000000}", "defaults.seed: .*too large"),
+        (f"server: {{max_body_bytes: '{'9' * 400}'}}", "more memory than any machine has"),
+        ("ttl: .inf", "ttl: inf is not a time"),
+        ("ttl: .nan", "ttl: nan is not a time"),
+        ("queue_timeout_s: .inf", "queue_timeout_s: expected a number, got inf"),
+    ],
+)
+def test_check_finds_what_serve_would_refuse(text: str, words: str) -> None:
+    Path("config.yaml").write_text(text)
+    error = runner.invoke(config_app, ["check"]).exception
+    assert isinstance(error, ConfigError)
+    assert re.search(words, error.message)
+
+
+def test_check_warns_of_a_model_that_is_not_pulled() -> None:
+    Path("config.yaml").write_text("models: {smollm2: {}}")
+    result = runner.invoke(config_app, ["check"])
+    assert (result.exit_code, result.stdout) == (0, "ok: config.yaml, 1 model\n")
+    assert "warning: models.smollm2: " in result.stderr and "laya pull smollm2-135m" in result.stderr
+    assert len(json.loads(runner.invoke(config_app, ["check", "--json"]).stdout)["warnings"]) == 1

@@ -151,7 +151,7 @@ def test_logs_show_what_the_engine_wrote(laya: Laya) -> None:
     assert (code, err) == (0, "")
     assert f"engine for {MODEL} started, pid" in out
     assert "llama" in out
-    assert laya("logs", "giant") == (0, "", "")  # it never ran
+    assert laya("logs", "giant") == (0, "", "giant has not been loaded, so its engine wrote nothing yet.\n")
 
 
 def test_logs_follow_a_load(running: Any, laya: Laya) -> None:

@@ -164,6 +164,15 @@ def test_truncated_data_says_how_much_is_missing(make_gguf: MakeGguf) -> None:
     assert caught.value.details["missing_bytes"] == missing
 
 
+@pytest.mark.parametrize("kept", [30, 3000, 300_000])
+def test_header_that_is_cut_off_says_so_and_where(smollm2_path: Path, tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "cut.gguf"
+    with smollm2_path.open("rb") as file:
+        path.write_bytes(file.read(kept))
+    with pytest.raises(BadModelFile, match=rf"is cut off or corrupt: .* past the end of the file \({kept} bytes\)"):
+        read_header(path)
+
+
 def patched(data: bytes, at: int, value: int, code: str = "<Q") -> bytes:
     return data[:at] + struct.pack(code, value) + data[at + struct.calcsize(code) :]
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from laya.cli.models import ensure_pulled, list_models, pull, rm, show
 from laya.errors import BadModelFile, InsufficientMemory, InvalidRequest, ModelNotFound
+from laya.models import pull as pull_model
 from laya.models.catalogue import entries
 from laya.types import ModelFile
 
@@ -117,7 +118,9 @@ def test_pull_judges_catalogue_models_by_their_shape(hub: Callable[..., None], s
     with pytest.raises(InsufficientMemory) as caught:
         run("pull", "llama-3.3-70b")
     assert caught.value.details["need_bytes"] > entry.file_bytes
-    assert [path for path, _ in server.requests] == [f"/api/models/{repo}?blobs=true"]
+    # huggingface_hub may ask once a process about things that are no model
+    asked = [path for path, _ in server.requests if path.startswith(("/api/models", f"/{repo}"))]
+    assert asked == [f"/api/models/{repo}?blobs=true"]
 
 
 def test_rm_asks_and_refuses_where_nobody_can_answer(server: FileServer, home: Path) -> None:
@@ -128,6 +131,48 @@ def test_rm_asks_and_refuses_where_nobody_can_answer(server: FileServer, home: P
     assert run_json("rm", "TINY", "--yes") == {"id": "tiny", "freed_bytes": 300_000}
     with pytest.raises(ModelNotFound):
         run("rm", "tiny", "--yes")
+
+
+@pytest.mark.parametrize("verb", ["pull", "show"])
+def test_a_named_pipe_is_refused_at_once(home: Path, tmp_path: Path, verb: str) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(BadModelFile, match=r"pipe\.gguf: not a regular file"):
+        run(verb, "./pipe.gguf")
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("kept", "said"), [(3000, r"cut off or corrupt: .*\(3000 bytes\)"), (-100, "cut off: 100 of .* are missing")]
+)
+def test_pull_links_no_file_that_is_cut_off(
+    default_model: ModelFile, home: Path, tmp_path: Path, kept: int, said: str
+) -> None:
+    (tmp_path / "cut.gguf").write_bytes(default_model.path.read_bytes()[:kept])
+    with pytest.raises(BadModelFile, match=said):
+        run("pull", "cut.gguf")
+    with pytest.raises(ModelNotFound):
+        run("show", "cut")
+
+
+def test_pull_links_no_file_whose_name_is_no_text(home: Path, tmp_path: Path) -> None:
+    name = os.fsdecode(b"odd\xff.gguf")
+    (tmp_path / name).write_bytes(gguf_bytes(100))
+    with pytest.raises(BadModelFile, match="not UTF-8"):
+        pull_model(name)
+
+
+@pytest.mark.engine
+def test_rm_of_a_link_says_that_the_file_stays(default_model: ModelFile, home: Path) -> None:
+    run("pull", str(default_model.path), "--name", "linked")
+    with pytest.raises(InvalidRequest, match=r"only the link goes, .* stays"):
+        run("rm", "linked")
+    assert "only the link" in run("rm", "linked", "--yes").stdout
+    assert default_model.path.is_file()
+
+
+def test_list_found_says_when_nothing_is_elsewhere(home: Path) -> None:
+    assert "keep no other model here" in run("list", "--found").stdout
+    assert "keep no other model here" not in run("list").stdout
 
 
 def test_show_catalogue_model_that_is_not_here(home: Path) -> None:

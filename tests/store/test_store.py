@@ -186,3 +186,13 @@ def test_faults_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"Not a directory|File exists"):
         Store(tmp_path / "file" / "laya.db")
+
+
+def test_store_takes_text_with_halves_of_characters(tmp_path: Path) -> None:
+    with Store(tmp_path / "laya.db") as store:
+        conversation_id = store.create_conversation("m\udcff", "t\ud83d")
+        store.append_message(conversation_id, "user", "\udcff\udcfe caf\u00e9")
+        store.change_conversation(conversation_id, model="n\udcff")
+        kept = store.conversation(conversation_id)
+        assert (kept.model, kept.title) == ("n\ufffd", "t\ufffd")
+        assert store.messages(conversation_id)[0].content == "\ufffd\ufffd caf\u00e9"
