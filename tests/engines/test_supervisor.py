@@ -14,7 +14,7 @@ from laya.engines.log import EngineLog
 from laya.engines.process import MemoryReading
 from laya.engines.settings import EngineSettings
 from laya.engines.supervisor import Supervisor
-from laya.errors import BadModelFile, EngineFailed, InsufficientMemory, LayaError, ModelNotFound
+from laya.errors import BadModelFile, EngineFailed, InsufficientMemory, LayaError, ModelNotFound, ServerStopping
 from laya.types import EngineAddress, ModelState
 
 MakeSettings = Callable[..., EngineSettings]
@@ -508,7 +508,7 @@ def test_shutdown_stops_all_and_refuses_what_comes_after(play: Callable[[Scenari
         with pytest.raises(EngineFailed):
             await loading
         assert world.state("b") == "unloaded"
-        with pytest.raises(EngineFailed, match="shutting down"):
+        with pytest.raises(ServerStopping, match="shutting down"):
             await world.supervisor.ensure_ready("a")
 
     play(scenario)

@@ -81,6 +81,16 @@ def test_stream_of_a_killed_engine_ends_with_an_error_event(fresh: Serving) -> N
     assert state["state"] == "ready"
 
 
+def test_engine_that_died_twice_is_waited_for(fresh: Serving) -> None:
+    restarts = model_state(fresh)["restarts"]
+    for _ in range(2):
+        pid = kill_engine(fresh)
+        until(lambda killed=pid: model_state(fresh)["pid"] != killed)  # type: ignore[misc]
+        assert sdk(fresh).chat.completions.create(**SHORT).choices  # the second time after a back-off of a second
+    state = model_state(fresh)
+    assert (state["state"], state["restarts"]) == ("ready", restarts + 2)
+
+
 def test_sdk_raises_on_a_stream_that_broke(fresh: Serving) -> None:
     fields = {name: value for name, value in LONG.items() if name != "ignore_eos"}
     stream = sdk(fresh).chat.completions.create(**fields, stream=True, extra_body={"ignore_eos": True})

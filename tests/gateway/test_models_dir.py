@@ -76,6 +76,24 @@ def test_file_dropped_into_models_dir_is_served_at_once(one_at_a_time: Serving, 
     assert {"dropped", "second", MODEL, "kept"} <= {model.id for model in sdk(one_at_a_time).models.list().data}
 
 
+def test_file_that_is_removed_is_listed_as_long_as_it_is_loaded(one_at_a_time: Serving, smollm2_path: Path) -> None:
+    def listed() -> set[str]:
+        return {model.id for model in sdk(one_at_a_time).models.list().data}
+
+    drop(one_at_a_time, "brought.gguf", smollm2_path)
+    until(lambda: "brought" in listed(), 10)  # before anybody asks for it
+    drop(one_at_a_time, "SmolLM2.gguf", smollm2_path)
+    until(lambda: "SmolLM2" in listed(), 10)
+    assert ask(one_at_a_time, "SmolLM2").model == "SmolLM2"
+    assert ask(one_at_a_time, "brought").model == "brought"
+    for name in ("brought", "SmolLM2"):
+        (one_at_a_time.cwd / "models" / f"{name}.gguf").unlink()
+    until(lambda: "SmolLM2" not in listed(), 10)
+    assert "brought" in listed()
+    assert ask(one_at_a_time, "SmolLM2").model == MODEL  # again a name of it in another case
+    until(lambda: "brought" not in listed(), 10)  # its engine made room
+
+
 def test_idle_model_makes_room_for_the_one_that_is_asked_for(one_at_a_time: Serving) -> None:
     assert ask(one_at_a_time, "smollm2").model == MODEL
     assert loaded(one_at_a_time) == [MODEL]
