@@ -19,6 +19,7 @@ from rich.text import Text
 from laya.cli import doctor_machine, doctor_setup
 from laya.cli.doctor_gpu import gpu
 from laya.cli.finding import Finding
+from laya.cli.output import printable
 from laya.config import data_dir
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -72,10 +73,11 @@ def summary(findings: list[Finding]) -> str:
 def _print(findings: list[Finding]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for finding in findings:
-        line = Text.assemble(" ", (f"{finding.level:5}", _STYLES[finding.level]), " ", finding.seen)
+        seen = printable(finding.seen)
+        line = Text.assemble(" ", (f"{finding.level:5}", _STYLES[finding.level]), " ", seen)
         if finding.fix is not None:
-            is_short = len(finding.seen) <= _SEEN_CHARS
-            line.append(" " * (_SEEN_CHARS + 2 - len(finding.seen)) if is_short else "\n" + " " * 11)
-            line.append(finding.fix, style="cyan")
+            is_short = len(seen) <= _SEEN_CHARS
+            line.append(" " * (_SEEN_CHARS + 2 - len(seen)) if is_short else "\n" + " " * 11)
+            line.append(printable(finding.fix), style="cyan")
         console.print(line)
     console.print(f" {summary(findings)}")

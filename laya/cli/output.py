@@ -48,6 +48,11 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def printable_lines(text: str) -> str:
+    """As `printable`, for text of several lines that came from elsewhere: line feeds and tabs stay."""
+    return _UNPRINTABLE.sub(lambda match: match[0] if match[0] in "\n\t" else printable(match[0]), text)
+
+
 def shown(text: str) -> str:
     """A name as rich's markup may hold it: `printable`, and no markup itself."""
     return escape(printable(text))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laya.cli.client import ServerClient
-from laya.cli.output import print_json, print_table, printable, shown
+from laya.cli.output import print_json, print_table, printable, printable_lines, shown
 from laya.types import MIB
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -101,7 +101,8 @@ def logs(
     is_empty = True
     for piece in ServerClient().stream_text(f"/admin/models/{model}/logs", {"follow": str(follow).lower()}):
         is_empty = is_empty and not piece
-        sys.stdout.write(piece)
+        # an engine writes the texts of a model's file as they are; a file or a program gets every byte
+        sys.stdout.write(printable_lines(piece) if sys.stdout.isatty() else piece)
         sys.stdout.flush()
     if is_empty:
         print(f"{printable(model)} has not been loaded, so its engine wrote nothing yet.", file=sys.stderr)

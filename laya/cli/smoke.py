@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from laya.cli.client import ServerClient
-from laya.cli.output import knows_unicode
+from laya.cli.output import knows_unicode, printable
 from laya.cli.smoke_checks import CHECKS
 from laya.cli.smoke_visit import Check, Skipped, Visit, Wrong
 from laya.errors import LayaError, NoServer
@@ -93,4 +93,4 @@ def _line(tick: Tick, console: Console) -> Text:
     mark, plain_mark, style = _MARKS[tick.state]
     shown = mark if knows_unicode(console) else f"{plain_mark:4}"
     took = f"{'':10}" if tick.state == "skipped" else f"{tick.ms:7.0f} ms"
-    return Text.assemble(" ", (shown, style), f" {tick.name:<16}{took}   {tick.note}")
+    return Text.assemble(" ", (shown, style), f" {tick.name:<16}{took}   {printable(tick.note)}")

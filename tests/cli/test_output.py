@@ -7,12 +7,13 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat_stub import StubServer
 
 from laya.cli.main import main
-from laya.cli.output import printable, well_formed
+from laya.cli.output import printable, printable_lines, well_formed
 
 ROOT = Path(__file__).parents[2]
 NOT_UTF8 = b"a\xff\x1b[31m\nb"
@@ -153,7 +154,14 @@ def test_ps_gives_the_error_of_a_failed_model_a_line_of_its_own(
     environ: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason = "The engine ended while loading, " + "word " * 60 + "\x1b[2J"
-    model = {"id": "m", "state": "failed", "plan": None, "measured_bytes": None, "running": 0, "queued": 0}
+    model: dict[str, Any] = {
+        "id": "m",
+        "state": "failed",
+        "plan": None,
+        "measured_bytes": None,
+        "running": 0,
+        "queued": 0,
+    }
     model |= {"idle_s": None, "requests": [], "error": reason}
     with StubServer() as stub:
         stub.state = {"models": [model], "memory": {"reserved_bytes": 0, "budget_bytes": 1 << 30, "limit": "x"}}
@@ -162,6 +170,11 @@ def test_ps_gives_the_error_of_a_failed_model_a_line_of_its_own(
             main(["ps"])
     assert ended.value.code == 0
     assert f"m: {printable(reason)}" in capsys.readouterr().out.splitlines()
+
+
+def test_printable_text_drives_no_terminal() -> None:
+    assert printable("a\x1b[2J\n\u202e\udcff\u00e9") == "a\\x1b[2J\\n\\u202e\\udcff\u00e9"
+    assert printable_lines("a\x1b\tb\nc") == "a\\x1b\tb\nc"
 
 
 @pytest.mark.parametrize(
