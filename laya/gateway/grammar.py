@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from laya.errors import InvalidRequest
+from laya.gateway.emptiness import ways_of_gbnf, ways_of_pattern
 
 # An enum of 500 values takes the default model about a second on two cores, one of 2000 ten, one of 20000 minutes.
 GRAMMAR_LIMIT_BYTES = 32 * 1024
@@ -42,6 +43,15 @@ def check_gbnf(name: str, text: str) -> None:
     """The same for a grammar in llama.cpp's own notation."""
     _check_size(name, text.encode())
     _check_count(name, _ways(text))
+    try:
+        n_empty = ways_of_gbnf(text)
+    except RecursionError:
+        raise InvalidRequest(f"'{name}' has rules nested too deeply.", param=name) from None
+    if n_empty > ALTERNATIVES_LIMIT:
+        raise InvalidRequest(
+            f"'{name}' repeats what can be empty, in {n_empty} ways or more; {ALTERNATIVES_LIMIT} is the most.",
+            param=name,
+        )
 
 
 def check_tools(raw: msgspec.Raw, *, forced: bool) -> None:
@@ -73,7 +83,8 @@ def alternatives(schema: Any) -> int:
             elif isinstance(value, dict) and key in _NAMED and len(value) > ALTERNATIVES_LIMIT:
                 total += len(value)  # each property that may be left out is an alternative to the ones after it
             elif key == "pattern" and isinstance(value, str):
-                total += _ways(value)
+                total += _ways(value) + ways_of_pattern(value[:GRAMMAR_LIMIT_BYTES]) - 1
+                total += len(value) // GRAMMAR_LIMIT_BYTES * ALTERNATIVES_LIMIT
             if isinstance(value, (dict, list)):
                 waiting.append(value)
     return total

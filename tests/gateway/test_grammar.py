@@ -6,9 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from laya.errors import InvalidRequest
 from laya.gateway.body import ParsedBody, parse_body
+from laya.gateway.emptiness import ways_of_gbnf, ways_of_pattern
 from laya.gateway.grammar import ALTERNATIVES_LIMIT, GRAMMAR_LIMIT_BYTES, alternatives
 from laya.types import EndpointKind
 
@@ -103,6 +106,63 @@ def test_deeply_nested_schema_is_refused() -> None:
     body = b'{"model":"m","messages":[{"role":"user","content":"a"}],"json_schema":%b}' % deep
     with pytest.raises(InvalidRequest):
         parse_body(EndpointKind.CHAT, body)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ways"),
+    [
+        ("^[a-z]{1,64}@[a-z.]{1,255}$", 1),
+        ("(a{0,30}){0,30}", 31),
+        ("((a{0,1000}){0,1000}){0,1000}", 1_000_000),
+        ("(?:a?|b?)?c", 3),
+        (r"(\(\d{3}\))?[)(]?x+", 1),
+        ("a?b?c?", 1),
+        ("(a?)+(b*", 1),
+        ("((a?)?)(x|(a?)?)", 4),
+        (")}{", 1),
+    ],
+)
+def test_ways_of_pattern_to_match_nothing(pattern: str, ways: int) -> None:
+    assert ways_of_pattern(pattern) == ways
+
+
+JSON_GBNF = r"""
+root ::= object
+value ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}" ws
+array ::= "[" ws (value ("," ws value)*)? "]" ws
+string ::= "\"" ([^"\\] | "\\" ["\\/bfnrt])* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]*)) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws
+ws ::= ([ \t\n] ws)?
+"""
+DOUBLING = 'root ::= a a a a\na ::= b? b? b? b?\nb ::= c? c? c? c?\nc ::= d? d? d? d?\nd ::= "x"? "y"? "z"?'
+
+
+def test_ordinary_grammar_passes_and_one_of_nested_options_is_refused() -> None:
+    assert ways_of_gbnf(JSON_GBNF) == 1
+    assert parse(grammar=JSON_GBNF)
+    for text in (DOUBLING, 'root ::= (("a"{0,1000}){0,1000}){0,1000}'):
+        error = refusal(grammar=text)
+        assert error.param == "grammar" and "can be empty" in error.message
+    assert refusal(json_schema={"type": "string", "pattern": "((a{0,99}){0,99}){0,99}"}).param == "json_schema"
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 30_000, '"' * 30_001, "\n" * 30_000, "(" * 30_000, "{" + " " * 30_000, "a-" * 15_000]
+)
+def test_what_is_never_closed_is_read_once(text: str) -> None:
+    assert ways_of_gbnf("root ::= " + text) == ways_of_pattern(text) == 1
+
+
+def test_chain_of_rules_is_refused_or_passes() -> None:
+    chain = "\n".join(f"r{n} ::= r{n + 1}" for n in range(1500))
+    assert refusal(grammar=chain).param == "grammar"
+    assert ways_of_gbnf("root ::= root | root2\nroot2 ::= root?") == 1
+
+
+@given(st.text('ab(){}|?*+,09 ."[]\\\n:=#-'))
+def test_any_text_has_its_ways(text: str) -> None:
+    assert ways_of_pattern(text) >= 1 and ways_of_gbnf("root ::= " + text) >= 1
 
 
 def test_alternatives_counts_all_places() -> None:
