@@ -230,7 +230,9 @@ def run(
 
 
 def uvicorn_config(gateway: Gateway, app: Any) -> uvicorn.Config:
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its lesser words are of its inner life
+    uvicorn_log = logging.getLogger("uvicorn.error")
+    uvicorn_log.setLevel(logging.ERROR)  # its lesser words are of its inner life
+    uvicorn_log.addFilter(_is_fault)
     return uvicorn.Config(
         app,
         http=gateway.protocol(),
@@ -244,3 +246,8 @@ def uvicorn_config(gateway: Gateway, app: Any) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=int(gateway.config.server.keep_alive_s),
     )
+
+
+def _is_fault(record: logging.LogRecord) -> bool:
+    """What is cancelled because the server ends is no fault."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
