@@ -10,6 +10,9 @@ import re
 from collections.abc import Callable
 
 MOST_WAYS = 1_000_000  # counted no further
+# Repeats of what can be empty, as in (a{0,500}){0,500}, cost the engine their product, half a minute here: none has use
+# for more than a few.
+COUNTED_MOST = 4
 _QUANTIFIER = r"(?P<quantifier>[?*+]|\{\s*(?:\d+\s*)?(?:,\s*(?:\d+\s*)?)?\})"
 _CLASS = r"\[(?:\\.|[^\]\\])*\]?"  # one that is never closed goes to the end, so that reading stays linear
 _GBNF = re.compile(
@@ -103,9 +106,8 @@ def _repeated(ways: int, quantifier: str) -> int:
     low, comma, high = quantifier.strip("{}").replace(" ", "").partition(",")
     least = int(low[:9] or 0)
     most = int(high[:9]) if high.strip() else least + (1 if comma else 0)
-    if ways <= 1:
-        return min(max(most - least, 0) + 1, MOST_WAYS) if ways else int(least == 0)
-    total, power = 0, ways ** min(least, 20)
-    for _ in range(min(max(most - least, 0) + 1, 21)):
-        total, power = min(total + power, MOST_WAYS), min(power * ways, MOST_WAYS)
-    return total
+    if not ways:
+        return int(least == 0)
+    if most > COUNTED_MOST:
+        return MOST_WAYS
+    return min(sum(int(ways**times) for times in range(least, most + 1)), MOST_WAYS)

@@ -17,6 +17,7 @@ from laya.gateway.emptiness import ways_of_gbnf, ways_of_pattern
 # An enum of 500 values takes the default model about a second on two cores, one of 2000 ten, one of 20000 minutes.
 GRAMMAR_LIMIT_BYTES = 32 * 1024
 ALTERNATIVES_LIMIT = 512
+EMPTY_WAYS_LIMIT = 32  # see laya.gateway.emptiness
 _CHOICES = frozenset({"enum", "anyOf", "oneOf", "allOf", "type"})
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _REPEATS = "|?*{"  # each is a place where a grammar or a pattern may go more than one way
@@ -36,7 +37,7 @@ class ToolHead(msgspec.Struct):
 def check_schema(name: str, raw: msgspec.Raw) -> None:
     """Refuse a schema (or what contains one) that is too large. Raises InvalidRequest naming the field and the size."""
     _check_size(name, bytes(raw))
-    _check_count(name, alternatives(_decoded(name, raw)))
+    _check_count(name, alternatives(_decoded(name, raw), name))
 
 
 def check_gbnf(name: str, text: str) -> None:
@@ -47,11 +48,7 @@ def check_gbnf(name: str, text: str) -> None:
         n_empty = ways_of_gbnf(text)
     except RecursionError:
         raise InvalidRequest(f"'{name}' has rules nested too deeply.", param=name) from None
-    if n_empty > ALTERNATIVES_LIMIT:
-        raise InvalidRequest(
-            f"'{name}' repeats what can be empty, in {n_empty} ways or more; {ALTERNATIVES_LIMIT} is the most.",
-            param=name,
-        )
+    _check_empty(name, n_empty)
 
 
 def check_tools(raw: msgspec.Raw, *, forced: bool) -> None:
@@ -59,15 +56,18 @@ def check_tools(raw: msgspec.Raw, *, forced: bool) -> None:
     tools: Any = _decoded("tools", raw)
     if forced:
         _check_size("tools", bytes(raw))
-        _check_count("tools", len(tools) + alternatives(tools))
+        _check_count("tools", len(tools) + alternatives(tools, "tools"))
         return
     _check_count("tools", len(tools))
     for index, tool in enumerate(tools):
-        _check_count(f"tools[{index}]", alternatives(tool))
+        _check_count(f"tools[{index}]", alternatives(tool, f"tools[{index}]"))
 
 
-def alternatives(schema: Any) -> int:
-    """Alternatives of a decoded schema, all of its places together; of an object's properties, beyond the first."""
+def alternatives(schema: Any, name: str = "schema") -> int:
+    """Alternatives of a decoded schema, all of its places together. Raises InvalidRequest for a bad pattern.
+
+    The properties of an object count where they alone are too many.
+    """
     total = 0
     waiting = [schema]
     while waiting:
@@ -83,8 +83,9 @@ def alternatives(schema: Any) -> int:
             elif isinstance(value, dict) and key in _NAMED and len(value) > ALTERNATIVES_LIMIT:
                 total += len(value)  # each property that may be left out is an alternative to the ones after it
             elif key == "pattern" and isinstance(value, str):
-                total += _ways(value) + ways_of_pattern(value[:GRAMMAR_LIMIT_BYTES]) - 1
-                total += len(value) // GRAMMAR_LIMIT_BYTES * ALTERNATIVES_LIMIT
+                _check_size(name, value.encode())
+                _check_empty(name, ways_of_pattern(value))
+                total += _ways(value)
             if isinstance(value, (dict, list)):
                 waiting.append(value)
     return total
@@ -113,5 +114,14 @@ def _check_count(name: str, n_alternatives: int) -> None:
         raise InvalidRequest(
             f"'{name}' has {n_alternatives} alternatives (enum, anyOf, |, ? and the like); an answer can be held to "
             f"{ALTERNATIVES_LIMIT} at most.",
+            param=name,
+        )
+
+
+def _check_empty(name: str, n_ways: int) -> None:
+    if n_ways > EMPTY_WAYS_LIMIT:
+        raise InvalidRequest(
+            f"'{name}' repeats what can be empty, as in (a?){{9}}: it can match nothing in more than "
+            f"{EMPTY_WAYS_LIMIT} ways, which the engine would all try at every token.",
             param=name,
         )

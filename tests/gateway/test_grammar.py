@@ -112,7 +112,8 @@ def test_deeply_nested_schema_is_refused() -> None:
     ("pattern", "ways"),
     [
         ("^[a-z]{1,64}@[a-z.]{1,255}$", 1),
-        ("(a{0,30}){0,30}", 31),
+        ("(a{0,30}){0,30}", 1_000_000),
+        ("(a{0,30}){0,3}", 4),
         ("((a{0,1000}){0,1000}){0,1000}", 1_000_000),
         ("(?:a?|b?)?c", 3),
         (r"(\(\d{3}\))?[)(]?x+", 1),
@@ -144,7 +145,7 @@ def test_ordinary_grammar_passes_and_one_of_nested_options_is_refused() -> None:
     for text in (DOUBLING, 'root ::= (("a"{0,1000}){0,1000}){0,1000}'):
         error = refusal(grammar=text)
         assert error.param == "grammar" and "can be empty" in error.message
-    assert refusal(json_schema={"type": "string", "pattern": "((a{0,99}){0,99}){0,99}"}).param == "json_schema"
+    assert refusal(json_schema={"type": "string", "pattern": "(a{0,99}){0,99}"}).param == "json_schema"
 
 
 @pytest.mark.parametrize(
