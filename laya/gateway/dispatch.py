@@ -18,9 +18,9 @@ from laya.errors import (
     LayaError,
     NotSupported,
 )
-from laya.gateway.body import CompletionHead, ParsedBody, RequestHead, parse_body
+from laya.gateway.body import ParsedBody, parse_body
 from laya.gateway.endpoint import KINDS_OF
-from laya.gateway.engine_fields import look_back
+from laya.gateway.engine_body import engine_body
 from laya.gateway.length import must_count, refuse_hopeless, settle_length
 from laya.gateway.outbox import Outbox
 from laya.gateway.relay import relay_for
@@ -46,8 +46,6 @@ _ENGINE_STARTS = {
     EndpointKind.RERANK: b"POST /v1/rerank",
 }
 _KIND_NAMES = {kind: kind.name.lower() for kind in EndpointKind}
-# what Laya asks of every stream: usage and prefill progress, both taken out again before the client
-_STREAM_FIELDS = {"stream": True, "stream_options": {"include_usage": True}, "return_progress": True}
 
 
 class Dispatcher:
@@ -218,39 +216,10 @@ class Dispatcher:
         exchange.sent_s = time.monotonic()
         endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
         try:
-            exchange.upstream_body = exchange.upstream_body or self._engine_body(exchange, exchange.parsed, endpoint)
+            exchange.upstream_body = exchange.upstream_body or engine_body(exchange, endpoint)
             self._send(exchange, endpoint, fresh=False)
         except Exception as error:  # whoever made room for it goes on
             exchange.fail(self.fault(f"request {exchange.request_id!r}", error))
-
-    def _engine_body(self, exchange: Exchange, parsed: ParsedBody, endpoint: Endpoint) -> bytes:
-        """The client's body with what Laya decides set in it."""
-        planned, pool = endpoint.planned, endpoint.pool
-        assert planned is not None and pool is not None
-        head = parsed.head
-        if not parsed.generates:
-            return parsed.edited({"model": endpoint.model_id})
-        changes: dict[str, Any] = {"model": endpoint.model_id}
-        for name, value in endpoint.settings.defaults.items():
-            if name not in parsed.fields:
-                changes[name] = value
-        if isinstance(head, RequestHead):
-            changes |= look_back(head, changes, planned.max_seq_len)
-        if parsed.wants_stream or not pool.address.cancels_whole:
-            changes |= _STREAM_FIELDS
-        max_tokens = parsed.max_tokens
-        if max_tokens is None and planned.kv_unified:
-            max_tokens = endpoint.settings.default_max_tokens
-            if exchange.prompt_tokens is not None:
-                max_tokens = min(max_tokens, planned.max_seq_len - exchange.prompt_tokens)
-            exchange.extra_headers.append(b"x-laya-max-tokens: %d\r\n" % max_tokens)
-        elif max_tokens is None and exchange.prompt_tokens is not None:
-            max_tokens = planned.max_seq_len - exchange.prompt_tokens
-        if max_tokens is not None:
-            changes["max_tokens"] = max_tokens
-        if isinstance(head, CompletionHead) and head.logprobs == 0:
-            changes["logprobs"] = 1  # the engine takes 0 for none at all; the extra one is dropped again
-        return parsed.edited(changes, drop=("max_completion_tokens", "n_predict"))
 
     def _send(self, exchange: Exchange, endpoint: Endpoint, *, fresh: bool) -> None:
         pool = endpoint.pool

@@ -1,0 +1,49 @@
+"""Owns: what an engine is sent for a request: the client's body with what Laya decides set in it.
+
+Model, sampling defaults of the config, the ceiling of tokens, and a stream where the engine needs one. The rest is
+passed on byte for byte.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laya.gateway.body import CompletionHead, RequestHead
+from laya.gateway.engine_fields import look_back
+
+if TYPE_CHECKING:
+    from laya.gateway.endpoint import Endpoint
+    from laya.gateway.exchange import Exchange
+
+# what Laya asks of every stream: usage and prefill progress, both taken out again before the client
+_STREAM_FIELDS = {"stream": True, "stream_options": {"include_usage": True}, "return_progress": True}
+
+
+def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
+    """The client's body with what Laya decides set in it."""
+    parsed, planned, pool = exchange.parsed, endpoint.planned, endpoint.pool
+    assert parsed is not None and planned is not None and pool is not None
+    head = parsed.head
+    if not parsed.generates:
+        return parsed.edited({"model": endpoint.model_id})
+    changes: dict[str, Any] = {"model": endpoint.model_id}
+    for name, value in endpoint.settings.defaults.items():
+        if name not in parsed.fields:
+            changes[name] = value
+    if isinstance(head, RequestHead):
+        changes |= look_back(head, changes, planned.max_seq_len)
+    if parsed.wants_stream or not pool.address.cancels_whole:
+        changes |= _STREAM_FIELDS
+    max_tokens = parsed.max_tokens
+    if max_tokens is None and planned.kv_unified:
+        max_tokens = endpoint.settings.default_max_tokens
+        if exchange.prompt_tokens is not None:
+            max_tokens = min(max_tokens, planned.max_seq_len - exchange.prompt_tokens)
+        exchange.extra_headers.append(b"x-laya-max-tokens: %d\r\n" % max_tokens)
+    elif max_tokens is None and exchange.prompt_tokens is not None:
+        max_tokens = planned.max_seq_len - exchange.prompt_tokens
+    if max_tokens is not None:
+        changes["max_tokens"] = max_tokens
+    if isinstance(head, CompletionHead) and head.logprobs == 0:
+        changes["logprobs"] = 1  # the engine takes 0 for none at all; the extra one is dropped again
+    return parsed.edited(changes, drop=("max_completion_tokens", "n_predict"))
