@@ -323,14 +323,14 @@ async def test_fault_of_ours_in_one_request_leaves_the_others_alone(
         for number, client in enumerate(clients):
             client.send(chat(user=str(number)))
             await until(lambda number=number: gate.stats.arrivals == number + 1)
-        body = gate.gateway.dispatcher._engine_body
+        body = dispatch.engine_body
 
-        def faulty(exchange: Any, parsed: Any, endpoint: Any) -> bytes:
-            if parsed.session == "1":
+        def faulty(exchange: Any, endpoint: Any) -> bytes:
+            if exchange.parsed.session == "1":
                 raise ZeroDivisionError
-            return body(exchange, parsed, endpoint)
+            return body(exchange, endpoint)
 
-        monkeypatch.setattr(gate.gateway.dispatcher, "_engine_body", faulty)
+        monkeypatch.setattr(dispatch, "engine_body", faulty)
         free.set()
         assert [(await client.answer()).status for client in clients] == [200, 500, 200]
         assert await gate.settled() == {"served": 2, "failed": 1}
