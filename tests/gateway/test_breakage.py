@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from laya.gateway import dispatch
+
 from .front import CHAT, Client, chat, front, request, until
 from .scripted_engine import (
     DONE,
