@@ -206,7 +206,10 @@ class Dispatcher:
         except LayaError as error:
             exchange.fail(error)
         except OSError as error:
-            exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' could not count the prompt: {error}"))
+            if isinstance(error, ConnectionError) and not exchange.tried_later:
+                await self._try_later(exchange, endpoint)
+            else:
+                exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' could not count the prompt: {error}"))
         except Exception as error:
             exchange.fail(self.fault(f"request {exchange.request_id!r}", error))
 
@@ -256,8 +259,9 @@ class Dispatcher:
             self.stats.added.observe(time.monotonic() - exchange.read_s)
 
     def send_again(self, exchange: Exchange) -> None:
-        """A kept connection turned out to be closed before it read the request: once more, on a new one."""
+        """The connection was closed before the request was read: once more, on a new one."""
         assert exchange.endpoint is not None
+        exchange.sent_again = True
         self._send(exchange, exchange.endpoint, fresh=True)
 
     async def _try_later(self, exchange: Exchange, endpoint: Endpoint) -> None:
@@ -267,7 +271,10 @@ class Dispatcher:
         endpoint.release(exchange)
         await asyncio.sleep(CRASH_NOTICE_S)
         if exchange.outcome is None:
-            self._admit(exchange, endpoint)
+            try:
+                self._admit(exchange, endpoint)
+            except LayaError as error:
+                exchange.fail(error)
         self.pump(endpoint)
 
     # 6 settle

@@ -75,6 +75,7 @@ class Exchange:
     n_tokens_out = 0
     upstream_paused = False
     engine_lost = False  # its connection broke: most likely the engine has died
+    sent_again = False
     tried_later = False
     # response
     started = False

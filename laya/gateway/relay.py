@@ -82,7 +82,7 @@ class Relay:
 
     def on_broken(self, reason: str, *, reusable: bool) -> None:
         self.exchange.connection = None
-        if reusable and not self.exchange.head_sent:
+        if reusable and not self.exchange.head_sent and not self.exchange.sent_again:
             self.exchange.dispatcher.send_again(self.exchange)
         else:
             self.exchange.engine_lost = True

@@ -34,8 +34,8 @@ class AnswerHandler(Protocol):
     def on_data(self, data: bytes) -> None: ...
     def on_end(self) -> None: ...
     def on_broken(self, reason: str, *, reusable: bool) -> None:
-        """The connection ended before the answer did. `reusable`: a kept connection closed before any byte of the
-        answer, so the request was most likely never read and may be sent once more."""
+        """The connection ended before the answer did. `reusable`: before any byte of it, on a kept connection or by a
+        reset, so that the request was most likely never read and may be sent once more."""
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -114,7 +114,9 @@ class UpstreamConnection(asyncio.Protocol):
         if handler is not None and (handler.is_whole or (self._until_closed and exc is None)):
             self._handler = None
             self._end(handler)
-        self._break("it closed the connection" if exc is None else f"the connection was lost ({exc})")
+        # a reset before any byte of an answer: it died with the request still unread
+        unread = isinstance(exc, ConnectionResetError) and not self._got_bytes
+        self._break("it closed the connection" if exc is None else f"the connection was lost ({exc})", unread=unread)
 
     def _end(self, handler: AnswerHandler) -> None:
         try:
@@ -123,10 +125,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._fault(error)
             handler.on_broken(_FAULT, reusable=False)
 
-    def _break(self, reason: str) -> None:
+    def _break(self, reason: str, *, unread: bool = False) -> None:
         handler, self._handler = self._handler, None
         if handler is not None:
-            handler.on_broken(reason, reusable=self.n_uses > 1 and not self._got_bytes)
+            handler.on_broken(reason, reusable=unread or (self.n_uses > 1 and not self._got_bytes))
 
     def _fault(self, error: BaseException) -> None:
         logger.error("relaying an answer failed", exc_info=error)
@@ -252,7 +254,7 @@ class UpstreamPool:
             raise OSError(f"no answer within {deadline_s:.0f} s") from None
 
 
-class _ClosedUnread(OSError):
+class _ClosedUnread(ConnectionError):
     """A kept connection was closed before it read the request, which may be sent once more."""
 
 
@@ -278,4 +280,4 @@ class _Collector:
 
     def on_broken(self, reason: str, *, reusable: bool) -> None:
         if not self._future.done():
-            self._future.set_exception(_ClosedUnread(reason) if reusable else OSError(reason))
+            self._future.set_exception(_ClosedUnread(reason) if reusable else ConnectionError(reason))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -100,6 +102,12 @@ class Call(asyncio.Protocol):
         self._transport.close()
 
     def abort(self) -> None:
+        self._transport.abort()
+
+    def reset(self) -> None:
+        """Close as the kernel does for a process that is killed with bytes unread."""
+        sock = self._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 
     # asyncio.Protocol

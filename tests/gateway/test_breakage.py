@@ -273,6 +273,27 @@ async def test_after_one_byte_nothing_is_sent_again(tmp_path: Path, said: bytes)
         assert len(gate.engine.calls) == 2
 
 
+async def test_request_that_a_dying_engine_never_read_is_sent_once_more(tmp_path: Path) -> None:
+    async def dies(call: Call) -> None:
+        gate.engine.script = hello
+        call.reset()
+
+    async with front(tmp_path, dies) as gate:
+        assert (await gate.ask(chat())).status == 200
+        assert len(gate.engine.calls) == 2
+        assert await gate.settled() == {"served": 1}
+
+
+async def test_request_that_every_engine_dies_of_is_sent_twice_at_most(tmp_path: Path) -> None:
+    async def dies(call: Call) -> None:
+        call.reset()
+
+    async with front(tmp_path, dies) as gate:
+        assert (await gate.ask(chat())).status == 502
+        assert len(gate.engine.calls) == 2
+        assert await gate.settled() == {"failed": 1}
+
+
 async def test_engine_that_hangs_up_on_every_connection_is_told(tmp_path: Path) -> None:
     async with front(tmp_path) as gate:
         gate.engine.on_connect = Call.abort
