@@ -17,6 +17,7 @@ import httpx
 
 import laya
 from laya.config import load_config
+from laya.config.hosts import is_loopback
 from laya.errors import ConfigError, LayaError, NoServer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -179,7 +180,7 @@ def _quoted(path: str) -> str:
 
 def _is_loopback(url: str) -> bool:
     host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    return is_loopback(host)
 
 
 def _timeout(answer_s: float | None) -> httpx.Timeout:

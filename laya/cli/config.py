@@ -18,6 +18,7 @@ import yaml
 from laya.cli.output import printable
 from laya.config.document import Document, read_document
 from laya.config.effective import effective
+from laya.config.hosts import is_loopback
 from laya.config.keys import MIN_KEY_CHARS, hash_key, new_key
 from laya.config.load import config_from
 from laya.config.places import config_path
@@ -117,7 +118,7 @@ def _check_engine_arguments(config: Config) -> None:
 def _check_address(config: Config) -> None:
     """An open address needs a key, as it does where the server starts."""
     host = config.server.host
-    if host not in ("127.0.0.1", "localhost", "::1") and not host.startswith("127.") and not config.server.api_keys:
+    if not is_loopback(host) and not config.server.api_keys:
         raise ConfigError(
             f"server.host {host} is open to the network, and there is no key: `laya config hash-key` makes the entry "
             f"for server.api_keys, or start with `laya serve --lan`, which makes a key",

@@ -18,6 +18,7 @@ from rich.console import Console
 import laya
 from laya.cli.client import DEFAULT_URL
 from laya.config import ApiKey, Config, ModelConfig, load_config, parse_engine_flags, with_settings
+from laya.config.hosts import is_loopback
 from laya.config.keys import hash_key, new_key
 from laya.engines.llamacpp_child import die_with_parent
 from laya.errors import ConfigError, LayaError
@@ -36,7 +37,6 @@ Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port (default 
 Lan = Annotated[bool, typer.Option("--lan", help="Make a key, listen on all addresses, print what to paste.")]
 Budget = Annotated[str | None, typer.Option("--memory-budget", help="Bytes engines may use in all, e.g. 8GiB or 50%.")]
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
@@ -133,7 +133,7 @@ def _with_address(
             made = ApiKey(name="lan", sha256=hash_key(key))
             server = msgspec.structs.replace(server, api_keys=[made])
     server = msgspec.structs.replace(server, host=host or server.host, port=server.port if port is None else port)
-    if server.host not in _LOOPBACK and not server.host.startswith("127.") and not server.api_keys:
+    if not is_loopback(server.host) and not server.api_keys:
         raise ConfigError(
             f"Listening on {server.host} without an API key would open this machine to its network. "
             f"`laya serve --lan` makes a key; `laya config hash-key` makes one for config.yaml."

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from laya.config.hosts import is_loopback
 from laya.errors import Forbidden, InvalidApiKey
-
-_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
 
 
 class KeyRing:
@@ -63,7 +61,7 @@ class KeyRing:
 
     def _check_host(self, value: bytes) -> None:
         host = value.decode("latin-1").rsplit(":", 1)[0] if not value.endswith(b"]") else value.decode("latin-1")
-        if not _is_loopback(host.lower()):
+        if not is_loopback(host):
             raise Forbidden(
                 f"Without an API key this server answers to loopback names only, not to '{host}'. "
                 f"`laya serve --lan` makes a key."
@@ -76,13 +74,5 @@ class KeyRing:
             host = urlsplit(origin).hostname or origin
         except ValueError:
             host = origin
-        if host not in _LOOPBACK_NAMES and origin not in self.origins:
+        if not is_loopback(host) and origin not in self.origins:
             raise Forbidden(f"Requests from the origin '{origin}' are not allowed (server.cors_origins).")
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether this can only be this machine; a name such as 127.example.org can be anywhere."""
-    try:
-        return host in _LOOPBACK_NAMES or ipaddress.IPv4Address(host).is_loopback
-    except ValueError:
-        return False
