@@ -38,7 +38,6 @@ Lan = Annotated[bool, typer.Option("--lan", help="Make a key, listen on all addr
 Budget = Annotated[str | None, typer.Option("--memory-budget", help="Bytes engines may use in all, e.g. 8GiB or 50%.")]
 
 
-
 def serve(
     context: typer.Context,
     models: Models = None,

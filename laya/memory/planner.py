@@ -8,11 +8,13 @@ from __future__ import annotations
 import msgspec
 
 from laya.errors import ConfigError
+from laya.memory.caches import kv_bytes_per_token
 from laya.memory.engine_facts import EngineFacts
 from laya.memory.facts import ModelFacts
 from laya.memory.ggml import KV_CACHE_TYPES, kv_cache_type
+from laya.memory.load import Load
 from laya.memory.shape import ModelShape
-from laya.memory.terms import Load, kv_bytes_per_token, terms_by_device
+from laya.memory.terms import terms_by_device
 from laya.types import AskedSettings, PlannedSettings
 
 SLOT_PADDING = 256  # llama.cpp rounds the context of a slot, or of the pool, up to this

@@ -27,9 +27,7 @@ def test_cors_preflight_of_a_named_origin_is_allowed(open_to_page: RunningServer
 
 
 def test_cors_hot_and_cold_answers_name_the_origin(open_to_page: RunningServer) -> None:
-    hot = httpx.post(
-        f"{open_to_page.url}/v1/chat/completions", json=BODY, headers={"origin": PAGE}, trust_env=False
-    )
+    hot = httpx.post(f"{open_to_page.url}/v1/chat/completions", json=BODY, headers={"origin": PAGE}, trust_env=False)
     cold = httpx.get(f"{open_to_page.url}/v1/models", headers={"origin": PAGE}, trust_env=False)
     assert hot.status_code == 404
     assert hot.headers["access-control-allow-origin"] == PAGE

@@ -10,13 +10,14 @@ import pytest
 from small_gguf import MakeGguf
 
 from laya.errors import BadModelFile, ConfigError
+from laya.memory.caches import kv_bytes_per_token
 from laya.memory.engine_facts import LLAMA_SERVER, XLLAMACPP
 from laya.memory.facts import ModelFacts, facts_of, read_facts
 from laya.memory.ggml import kv_cache_type
 from laya.memory.gguf import read_header
 from laya.memory.planner import Choice, Model, decide, price
 from laya.memory.shape import ModelShape
-from laya.memory.terms import TERMS, kv_bytes_per_token
+from laya.memory.terms import TERMS
 from laya.types import MIB, AskedSettings
 
 NOTHING = AskedSettings()
