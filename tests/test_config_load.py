@@ -110,6 +110,34 @@ def test_ttl_takes_seconds_and_spans(written: str, seconds: float | None) -> Non
     assert load(f"ttl: {written}").for_model("m").ttl_s == seconds
 
 
+def test_memory_limit_of_a_model_is_what_its_plan_is_asked_for() -> None:
+    config = load("memory_limit: 6GiB\nmodels:\n  m: {memory_limit: 1.5GiB}\n  free: {memory_limit: null}\n")
+    asked = [config.for_model(name).asked().memory_limit_bytes for name in ("other", "m", "free")]
+    assert asked == [6 * 2**30, 3 * 2**29, None]
+    assert Config().for_model("m").asked().memory_limit_bytes is None
+
+
+def test_memory_gpu_takes_an_amount_by_number() -> None:
+    assert load('memory: {gpu: {"0": 22GiB, "1": 1073741824}}').memory.gpu == {"0": 22 * 2**30, "1": 2**30}
+    assert load("memory:\n  gpu:\n").memory.gpu == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("memory_limit: 6", "memory_limit: 6 is 6 bytes, less than any model: write a unit, such as 6GiB"),
+        ("memory_limit: 4KiB", "'4KiB' is 4096 bytes, less than any model: write for example 6GiB"),
+        ("memory_limit: 50%", "memory_limit: '50%' is not an amount of memory"),
+        ("memory: {gpu: {0: 22GiB}}", "the key 0 is not text: write it in quotes"),
+        ('memory: {gpu: {"0": 90%}}', "memory.gpu.0: '90%' is not an amount of memory"),
+        ("memory: {gpu: {card: 9GiB}}", 'memory.gpu.card: a GPU is named by its number here, such as "0"'),
+        ("memory: {gpu: 5GiB}", "memory.gpu: expected keys with values"),
+    ],
+)
+def test_memory_limits_say_what_is_not_right(text: str, words: str) -> None:
+    assert words in message(text)
+
+
 @pytest.mark.parametrize(
     ("written", "n_bytes"),
     [("1024", 1024), ("16MiB", 16 * 2**20), ("1.5 GiB", 3 * 2**29), ("2GB", 2 * 10**9), ("1m", 2**20)],

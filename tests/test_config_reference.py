@@ -72,7 +72,8 @@ def test_schema_describes_every_key_and_refuses_others() -> None:
     "text",
     ["max_seq_len: 8192", "max_seq_len: auto", "ttl: 5m", "ttl: -1", "ttl: null", "server: {max_body_bytes: 16MiB}",
      "memory: {budget: 80%}", "memory: {budget: 12 GiB}", "server:\n  port: ${env.PORT}", "defaults: {stop: [a]}",
-     "models: {m: {kv_cache_dtype: q8_0}}", "engine_path: null", "gpu_layers: all"],
+     "models: {m: {kv_cache_dtype: q8_0}}",
+     "memory_limit: 6GiB", "memory: {gpu: {'0': 22GiB}}", "engine_path: null", "gpu_layers: all"],
 )  # fmt: skip
 def test_schema_takes_what_the_loader_takes(text: str) -> None:
     assert valid(text)
@@ -82,7 +83,8 @@ def test_schema_takes_what_the_loader_takes(text: str) -> None:
     "text",
     ["max_sek_len: 1", "max_seq_len: many", "max_seq_len: 1", "ttl: soon", "server: {max_body_bytes: 16 apples}",
      "memory: {budget: lots}", "version: 2", "defaults: {temperature: 3}", "kv_cache_dtype: fp8", "server: {port: x}",
-     "server: {api_keys: [sk-secret]}", "server: {api_keys: [{name: a}]}", "models: {m: {port: 1}}"],
+     "server: {api_keys: [sk-secret]}", "server: {api_keys: [{name: a}]}",
+     "memory_limit: half", "memory: {gpu: {'0': 90%}}", "models: {m: {port: 1}}"],
 )  # fmt: skip
 def test_schema_refuses_what_the_loader_refuses(text: str) -> None:
     assert not valid(text)

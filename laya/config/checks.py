@@ -40,6 +40,7 @@ def check_config(config: Config, document: Document) -> None:
     _check_pools(config, document)
     _check_names(config, document)
     _check_key_names(config, document)
+    _check_gpu_numbers(config, document)
 
 
 def _check_pools(config: Config, document: Document) -> None:
@@ -70,6 +71,13 @@ def _check_key_names(config: Config, document: Document) -> None:
             path: KeyPath = ("server", "api_keys", index, "name")
             raise document.error(path, f"server.api_keys: two keys are named {key.name}")
         names.add(key.name)
+
+
+def _check_gpu_numbers(config: Config, document: Document) -> None:
+    for number in config.memory.gpu:
+        if not (number.isascii() and number.isdigit()):
+            path: KeyPath = ("memory", "gpu", number)
+            raise document.error(path, f'{dotted(path)}: a GPU is named by its number here, such as "0"')
 
 
 def _quantization(value: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from msgspec import inspect
@@ -11,14 +11,15 @@ from msgspec import inspect
 from laya.config.document import Document, KeyPath, dotted, shown
 from laya.config.foreign import foreign_key
 from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
-from laya.config.units import MAX_BYTES, check_budget, parse_bytes, parse_duration
+from laya.config.units import MAX_BYTES, check_budget, parse_bytes, parse_duration, parse_limit
 from laya.errors import ConfigError, nearest
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
-_PARSERS = {"bytes": parse_bytes, "duration": parse_duration, "budget": check_budget}
+_PARSERS = {"bytes": parse_bytes, "duration": parse_duration, "budget": check_budget, "limit": parse_limit}
 _UNIT_WORDS = {
     "bytes": "bytes or an amount such as 16MiB",
     "duration": "seconds or a time such as 5m",
+    "limit": "bytes or an amount such as 6GiB",
     "budget": "a share such as 80% or an amount such as 12GiB",
 }
 _WORDS = {inspect.BoolType: "true or false", inspect.StrType: "text", inspect.NoneType: "null"}
@@ -56,6 +57,9 @@ def _value(annotation: Any, document: Document, path: KeyPath, value: Any) -> An
             return _api_keys(kind.item_type.cls, document, path, value)
         if isinstance(kind, inspect.DictType) and isinstance(kind.value_type, inspect.StructType):
             return _entries(kind.value_type.cls, document, path, value)
+        if isinstance(kind, inspect.DictType) and _unit(kind.value_type) and isinstance(value, dict):
+            of_member = get_args(get_args(annotation)[0])[1]  # Annotated[dict[str, of_member], Meta(...)]
+            return {name: _value(of_member, document, (*path, name), member) for name, member in value.items()}
     if value is None:  # a key whose members are all commented out
         value = next((_EMPTY[type(kind)]() for kind in map(_bare, kinds) if type(kind) in _EMPTY), None)
     try:

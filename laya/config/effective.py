@@ -10,7 +10,7 @@ import msgspec
 
 from laya.config.document import Document
 from laya.config.reference import default_of
-from laya.config.resolve import SETTING_NAMES, ResolvedModel
+from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
 from laya.config.schema import Config, ModelSettings
 
 _SECRET_NAME = re.compile(r"key|token|secret|password", re.IGNORECASE)
@@ -26,7 +26,7 @@ def effective(config: Config, document: Document | None = None) -> dict[str, Any
         "version": config.version,
         "models_dir": config.models_dir,
         "server": msgspec.to_builtins(config.server),
-        "memory": {"budget": config.memory.budget or "80%"},
+        "memory": {"budget": config.memory.budget or "80%", "gpu": config.memory.gpu},
         **_settings(config.for_model("")),
         "models": {name: _model(config.for_model(name)) for name in config.models},
     }
@@ -41,7 +41,7 @@ def _model(model: ResolvedModel) -> dict[str, Any]:
 
 
 def _settings(model: ResolvedModel) -> dict[str, Any]:
-    settings = {name: getattr(model, name) for name in SETTING_NAMES if name != "ttl"} | {"ttl": model.ttl_s}
+    settings = {name: getattr(model, RESOLVED_NAMES.get(name, name)) for name in SETTING_NAMES}
     undecided = {name: default_of(ModelSettings, name) for name, value in settings.items() if name not in model.fixed}
     written: dict[str, Any] = msgspec.to_builtins(settings | undecided | {"ttl": model.ttl_s}, enc_hook=_path_text)
     return {name: written[name] for name in SETTING_NAMES}

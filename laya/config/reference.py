@@ -13,15 +13,17 @@ import msgspec
 from msgspec import inspect
 
 from laya.config.convert import describe
-from laya.config.resolve import SETTING_NAMES, ResolvedModel
+from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
 from laya.config.schema import ApiKey, Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
 from laya.config.units import BUDGET_PATTERN, BYTES_PATTERN, DURATION_PATTERN
+from laya.types import MIB
 
 SCHEMA_PATH = Path(__file__).parent.parent / "config.schema.json"
 _VARIABLE = {"type": "string", "pattern": r"\$\{env\.[A-Za-z_][A-Za-z0-9_]*\}"}
 _UNITS: dict[str, list[dict[str, Any]]] = {
     "bytes": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": BYTES_PATTERN}],
     "duration": [{"type": "number", "minimum": -1}, {"type": "string", "pattern": DURATION_PATTERN}, {"type": "null"}],
+    "limit": [{"type": "integer", "minimum": MIB}, {"type": "string", "pattern": BYTES_PATTERN}, {"type": "null"}],
     "budget": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": BUDGET_PATTERN}, {"type": "null"}],
 }
 # What stands in the example where the default is empty or says nothing.
@@ -50,6 +52,8 @@ def _as_written(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     about = {key: schema[key] for key in ("description", "default") if key in schema}
     rest = {key: value for key, value in schema.items() if key not in about}
     unit = rest.get("x-unit") or next((kind["x-unit"] for kind in rest.get("anyOf", []) if "x-unit" in kind), None)
+    if "x-unit" in rest.get("additionalProperties", {}):
+        return about | {"type": "object", "additionalProperties": {"anyOf": [*_UNITS["limit"][:2], _VARIABLE]}}
     kinds: list[dict[str, Any]] = _UNITS[unit] if unit else rest.get("anyOf", [rest])
     takes_text = any(kind.get("type") == "string" and "enum" not in kind for kind in kinds)
     is_section = any("$ref" in kind or kind.get("type") in ("object", "array") for kind in kinds)
@@ -100,8 +104,7 @@ def default_of(struct: type[msgspec.Struct], name: str) -> Any:
     if name in _WRITTEN_DEFAULTS:
         return _WRITTEN_DEFAULTS[name]
     if name in SETTING_NAMES:
-        resolved = {"ttl": "ttl_s"}.get(name, name)
-        value = getattr(ResolvedModel(id=""), resolved)
+        value = getattr(ResolvedModel(id=""), RESOLVED_NAMES.get(name, name))
         return "auto" if value is None and "auto" in describe(_annotation(struct, name)) else msgspec.to_builtins(value)
     field = next(field for field in msgspec.structs.fields(struct) if field.name == name)
     value = field.default_factory() if field.default is msgspec.NODEFAULT and not field.required else field.default

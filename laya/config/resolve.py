@@ -30,6 +30,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     default_max_tokens: int = 1024
     enable_streaming: bool = True
     quantization: str | None = None
+    memory_limit_bytes: int | None = None  # of RAM; None: the budget alone bounds it
     n_threads: int | None = None
     gpu_layers: int | None = None
     experts_on_cpu: int | None = None
@@ -58,6 +59,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
             max_num_seqs=self.max_num_seqs,
             kv_cache_dtype=self.kv_cache_dtype if "kv_cache_dtype" in self.fixed else None,
             kv_pool_tokens=self.kv_pool_tokens,
+            memory_limit_bytes=self.memory_limit_bytes,
             n_threads=self.n_threads,
             task=self.task,
             mmap=self.mmap,
@@ -67,6 +69,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SETTING_NAMES = tuple(field.name for field in msgspec.structs.fields(ModelSettings))
+RESOLVED_NAMES = {"ttl": "ttl_s", "memory_limit": "memory_limit_bytes"}  # a setting's name here, where it has a unit
 _PATHS = frozenset({"engine_path", "mmproj", "draft"})
 _MERGED = frozenset({"args", "defaults"})  # their members are merged one by one; every other setting as a whole
 
@@ -87,7 +90,7 @@ def resolve(config: Config, model_id: str) -> ResolvedModel:
         aliases=tuple(entry.aliases),
         ttl_s=None if ttl_s is None or ttl_s < 0 else ttl_s,
         fixed=frozenset(decided),
-        **{name: _shape(name, value) for name, value in decided.items()},
+        **{RESOLVED_NAMES.get(name, name): _shape(name, value) for name, value in decided.items()},
     )
 
 

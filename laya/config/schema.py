@@ -23,6 +23,7 @@ Auto = Literal["auto"]
 Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=0, extra={"unit": "bytes"}, extra_json_schema={"x-unit": "bytes"})]
 Duration = Annotated[float, Meta(extra={"unit": "duration"}, extra_json_schema={"x-unit": "duration"})]
+Limit = Annotated[int, Meta(extra={"unit": "limit"}, extra_json_schema={"x-unit": "limit"})]
 Budget = Annotated[str | int | None, Meta(extra={"unit": "budget"}, extra_json_schema={"x-unit": "budget"})]
 Seconds = Annotated[float, Meta(gt=0)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -106,6 +107,10 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     quantization: Annotated[
         str | UnsetType | None,
         Meta(description="none or auto: the file as it is; awq and gptq are refused until an engine runs them."),
+    ] = UNSET
+    memory_limit: Annotated[
+        Limit | UnsetType | None,
+        Meta(description="Most RAM the model may take, such as 6GiB: its plan and its engine's ceiling stay below it."),
     ] = UNSET
     n_threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto | UnsetType,
@@ -223,6 +228,9 @@ class MemoryConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     budget: Annotated[Budget, Meta(description="80% of what is available, or an amount such as 12GiB; null = 80%.")] = (
         None
     )
+    gpu: Annotated[
+        dict[str, Limit], Meta(description='Most that engines may take of a GPU, by its number: {"0": 22GiB}.')
+    ] = {}
 
     @property
     def budget_bytes(self) -> int | None:

@@ -39,6 +39,14 @@ def parse_bytes(value: str | float) -> int:
     return round(n_bytes)
 
 
+def parse_limit(value: str | float) -> int:
+    """Bytes of an amount that a model or a device can be held to. Raises ConfigError for less than a mebibyte."""
+    n_bytes = parse_bytes(value)
+    if n_bytes < MIB:
+        raise _less_than_any_model(value, n_bytes)
+    return n_bytes
+
+
 def parse_duration(value: str | float) -> float:
     """Seconds of `300`, `"5m"`, `"1h30m"`; -1 stands for never. Raises ConfigError for anything else."""
     if isinstance(value, (int, float)):
@@ -66,8 +74,13 @@ def parse_budget(value: str | int | None) -> float | int:
     except ConfigError:
         raise ConfigError(f"{value!r} is not a budget: write a share such as 80% or an amount such as 12GiB") from None
     if budget_bytes < MIB:
-        raise ConfigError(f"{value!r} is {budget_bytes} bytes, less than any model: write a unit, such as {value}GiB")
+        raise _less_than_any_model(value, budget_bytes)
     return budget_bytes
+
+
+def _less_than_any_model(value: str | float, n_bytes: int) -> ConfigError:
+    hint = f"write a unit, such as {value}GiB" if str(value).isdigit() and n_bytes else "write for example 6GiB"
+    return ConfigError(f"{value!r} is {n_bytes} bytes, less than any model: {hint}")
 
 
 def check_budget(value: str | float) -> str | float:
