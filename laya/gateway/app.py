@@ -24,14 +24,16 @@ from laya.errors import EngineFailed, InvalidRequest, LayaError, NotFound, neare
 from laya.gateway.auth import KeyRing
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.fleet import Fleet
+from laya.gateway.gauge import ram
 from laya.gateway.heads import HOT_PATHS, new_request_id
 from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES
+from laya.gateway.page import page_files, page_routes
 from laya.metrics import GatewayStats, LayaCollector
 from laya.routing import NATIVE
 
 Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
-_OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+_OPEN_PATHS = frozenset({"/", "/health", "/ready", *page_files()})
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
 FOLLOW_FROM_LINES = 20
 OTHER_APIS = frozenset({"/v1/responses", "/v1/messages", "/v1/complete", "/completion", "/generate"})  # and /api/...
@@ -128,7 +130,8 @@ class Desk:
         budget = fleet.budget()
         by_id = {endpoint.model_id: endpoint for endpoint in fleet.endpoints.values()}
         models = []
-        for status in fleet.statuses():
+        statuses, reserved_bytes = fleet.statuses(), fleet.ledger.reserved("cpu")
+        for status in statuses:
             endpoint = by_id[status.id]
             shown = msgspec.to_builtins(status, enc_hook=str)
             shown |= {
@@ -148,8 +151,9 @@ class Desk:
                     "device": "cpu",
                     "budget_bytes": budget.bytes,
                     "limit": budget.limit,
-                    "reserved_bytes": fleet.ledger.reserved("cpu"),
+                    "reserved_bytes": reserved_bytes,
                 },
+                "devices": [ram(fleet.machine, budget, reserved_bytes, statuses)],
                 "arrivals": stats.arrivals,
                 "in_flight": stats.in_flight,
                 "outcomes": stats.outcomes,
@@ -215,7 +219,7 @@ def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
     """All cold routes. A hot path that comes here came with the wrong method."""
     admin = "/admin/models/{model_id:path}"
     routes = [
-        Route("/", desk.root),
+        *page_routes(desk.root),
         Route("/health", desk.health),
         Route("/ready", desk.ready),
         Route("/metrics", desk.metrics),

@@ -1,0 +1,101 @@
+// Owns: the page as a whole: looks at the server again and again, hands what it says to the parts, asks for a key.
+
+import { Chat } from "./chat.js";
+import { write } from "./element.js";
+import { drawDevices } from "./ledger.js";
+import { Models } from "./models.js";
+import { ask, forgetKey, hasKey, useKey } from "./server.js";
+
+const LOOK_EVERY_MS = 1000;
+const LOOK_SOON_MS = 300; // while something loads or unloads
+
+const part = (id) => document.getElementById(id);
+const models = new Models(part("models"), part("models-said"), lookNow);
+const chat = new Chat({
+  form: part("chat-form"), box: part("message"), send: part("send"), stop: part("stop"),
+  messages: part("messages"), model: part("chat-model"),
+});
+let timer = null;
+let isLooking = false;
+let isMissed = false;
+
+async function look() {
+  clearTimeout(timer);
+  if (isLooking) {
+    isMissed = true;
+    return;
+  }
+  isLooking = true;
+  let wait = LOOK_EVERY_MS;
+  try {
+    const state = await ask("GET", "/admin/state");
+    draw(state);
+    if (state.models.some(({ state }) => state === "loading" || state === "draining")) wait = LOOK_SOON_MS;
+  } catch (fault) {
+    if (fault.status === 401) {
+      askForKey(hasKey() ? fault.message : "");
+      isLooking = false;
+      return;
+    }
+    say(fault.message, true);
+  }
+  isLooking = false;
+  if (!document.hidden) timer = setTimeout(look, isMissed ? 0 : wait);
+  isMissed = false;
+}
+
+function lookNow() {
+  look();
+}
+
+function draw(state) {
+  part("key-form").hidden = true;
+  part("main").hidden = false;
+  part("forget-key").hidden = !hasKey();
+  write(part("version"), state.version);
+  drawDevices(part("devices"), state);
+  models.draw(state);
+  part("no-models").hidden = state.models.length > 0;
+  chat.offer(state.models);
+  const loaded = state.models.filter((model) => model.state === "ready").length;
+  say(`${loaded} of ${state.models.length} models loaded, ${state.in_flight} ${state.in_flight === 1 ? "request" : "requests"} running`, false);
+}
+
+function say(text, isBad) {
+  const status = part("status");
+  status.classList.toggle("bad", isBad);
+  status.role = isBad ? "alert" : null;
+  write(status, text);
+}
+
+function askForKey(why) {
+  part("main").hidden = true;
+  part("forget-key").hidden = true;
+  part("key-form").hidden = false;
+  say("", false);
+  write(part("key-error"), why);
+  part("key").focus();
+}
+
+part("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useKey(part("key").value.trim(), part("keep-key").checked);
+  part("key").value = "";
+  look();
+});
+part("forget-key").addEventListener("click", () => {
+  forgetKey();
+  location.reload();
+});
+part("new-chat").addEventListener("click", () => chat.clear());
+document.addEventListener("visibilitychange", () => document.hidden || look());
+document.addEventListener("keydown", (event) => {
+  const isWriting = event.target.matches("input, textarea, select");
+  if (event.key === "Escape") chat.stop();
+  if (event.key === "/" && !isWriting && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    event.preventDefault();
+    part("message").focus();
+  }
+});
+write(part("base-url"), `${location.origin}/v1`);
+look();

@@ -1,0 +1,89 @@
+// Owns: speaking to the server this page came from: the API key, JSON answers, the stream of a chat.
+// Knows no element of the page.
+
+const KEPT_AS = "laya-api-key";
+let key = sessionStorage.getItem(KEPT_AS) ?? localStorage.getItem(KEPT_AS);
+
+/** A fault in words: the server's own, or that it did not answer (status 0). */
+export class ServerError extends Error {
+  constructor(message, status, code) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+export const hasKey = () => Boolean(key);
+
+/** Use this key from now on; `keep` outlives the tab. */
+export function useKey(value, keep) {
+  forgetKey();
+  key = value;
+  (keep ? localStorage : sessionStorage).setItem(KEPT_AS, value);
+}
+
+export function forgetKey() {
+  key = null;
+  sessionStorage.removeItem(KEPT_AS);
+  localStorage.removeItem(KEPT_AS);
+}
+
+/** The JSON at `path`. Throws ServerError. */
+export async function ask(method, path, body, signal) {
+  const answer = await open(method, path, body, signal);
+  return answer.json();
+}
+
+/** The events of a streamed chat: {event} for each chunk, {prefill: percent} while a long prompt is read. */
+export async function* streamChat(body, signal) {
+  const answer = await open("POST", "/v1/chat/completions", { ...body, stream: true }, signal);
+  for await (const line of lines(answer.body)) {
+    if (line.startsWith(": prefill ")) {
+      yield { prefill: parseInt(line.slice(10), 10) };
+    } else if (line === "data: [DONE]") {
+      return;
+    } else if (line.startsWith("data: ")) {
+      const event = JSON.parse(line.slice(6));
+      if (event.error) throw new ServerError(event.error.message, 200, event.error.code);
+      yield { event };
+    }
+  }
+  throw new ServerError("The answer broke off: the server went away.", 0);
+}
+
+async function open(method, path, body, signal) {
+  const headers = {};
+  if (key) headers.authorization = `Bearer ${key}`;
+  if (body !== undefined) headers["content-type"] = "application/json";
+  const request = { method, headers, body: body && JSON.stringify(body), signal, cache: "no-store" };
+  let answer;
+  try {
+    answer = await fetch(path, request);
+  } catch (fault) {
+    if (fault.name === "AbortError") throw fault;
+    throw new ServerError("Laya does not answer. Is `laya serve` still running?", 0);
+  }
+  if (answer.ok) return answer;
+  const said = await answer.json().catch(() => null);
+  const error = said?.error ?? { message: `The server answered ${answer.status} without a word.` };
+  throw new ServerError(error.message, answer.status, error.code);
+}
+
+async function* lines(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n");
+      rest = parts.pop();
+      yield* parts;
+    }
+  } catch (fault) {
+    if (fault.name === "AbortError") throw fault;
+    throw new ServerError("The answer broke off: the connection was lost.", 0);
+  } finally {
+    reader.cancel().catch(() => {}); // a stream that failed already has nothing left to cancel
+  }
+}
