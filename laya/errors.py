@@ -161,6 +161,25 @@ class EngineFailed(LayaError):
     code, type, http_status = "engine_failed", "server_error", 503
 
 
+class EngineOutOfMemory(EngineFailed):
+    """An engine that asked for more than its limit while it was loading. 422: the same again would end the same."""
+
+    code, type, http_status, exit_code = "engine_out_of_memory", "invalid_request_error", 422, 3
+
+    def __init__(self, model_id: str, limit_bytes: int, peak_bytes: int) -> None:
+        super().__init__(
+            f"The engine of '{model_id}' was stopped at its memory limit of {limit_bytes / 2**20:.1f} MiB "
+            f"({limit_bytes} bytes): it held {peak_bytes} bytes and asked for more. "
+            "Lower max_seq_len or max_num_seqs, or take a smaller model.",
+            param="model",
+            limit_bytes=limit_bytes,
+            peak_bytes=peak_bytes,
+        )
+
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}
+
+
 class ServerStopping(LayaError):
     """This server was asked to end, and the request could not be finished before."""
 

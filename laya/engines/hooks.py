@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from laya.engines.ceiling import LimitHit
 from laya.engines.log import EngineLog
 from laya.engines.process import MemoryReading
 from laya.engines.settings import EngineSettings
@@ -22,6 +23,7 @@ class Engine(Protocol):
     """One engine to start once; EngineProcess is one."""
 
     pid: int | None
+    limit_hit: LimitHit | None  # set once it has ended, where its memory limit was the cause
 
     async def start(self) -> EngineAddress: ...
     async def stop(self) -> bool: ...

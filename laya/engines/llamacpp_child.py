@@ -31,6 +31,7 @@ def main() -> None:
     step_back(document["nice"], document["oom_score_adj"])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
+        enter_group(document["group"])
         if "command" in document:
             command: list[str] = document["command"]
             os.execve(command[0], command, document["environment"])
@@ -58,6 +59,16 @@ def step_back(nice: int, oom_score_adj: int) -> None:
         # A kernel without the file, or a sandbox that forbids it: the engine still runs, only less politely.
         with contextlib.suppress(OSError), open(path, "w") as file:
             file.write(str(value))
+
+
+def enter_group(entrance: str | None) -> None:
+    """Step under our memory limit, before anything is allocated. OSError: an engine without its limit must not run."""
+    if entrance is not None:
+        try:
+            with open(entrance, "w") as file:
+                file.write("0")
+        except OSError as error:
+            raise OSError(f"its memory group {entrance} cannot be entered ({error.strerror})") from None
 
 
 def serve(values: dict[str, Any], report_fd: int) -> None:

@@ -7,6 +7,7 @@ it is reaped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -20,15 +21,17 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
+import psutil
 
 import laya
 from laya.engines import llamacpp
+from laya.engines.ceiling import Ceiling, Ceilings, LimitHit
 from laya.engines.child import Child
 from laya.engines.cpu import CPUINFO, check_cpu
 from laya.engines.log import EngineLog
 from laya.engines.probe import until_it_answers
 from laya.engines.settings import EngineSettings
-from laya.errors import EngineFailed
+from laya.errors import EngineFailed, EngineOutOfMemory
 from laya.types import KIB, EngineAddress
 
 logger = logging.getLogger(__name__)
@@ -62,7 +65,15 @@ class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
 class EngineProcess:
     """One child, started once. All methods run on one event loop, that of the main thread."""
 
-    def __init__(self, settings: EngineSettings, log: EngineLog, *, cpuinfo: Path = CPUINFO) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        log: EngineLog,
+        *,
+        ceilings: Ceilings | None = None,
+        cpuinfo: Path = CPUINFO,
+    ) -> None:
+        """ceilings: where the child's memory is limited to `settings.ceiling_bytes`; None: nowhere."""
         self.settings = settings
         self.log = log
         self.state: Literal["new", "starting", "ready", "stopping", "exited"] = "new"
@@ -70,6 +81,9 @@ class EngineProcess:
         self.pid: int | None = None
         self.started_at: float | None = None  # Unix time
         self.exit_reason: str | None = None
+        self.limit_hit: LimitHit | None = None  # set before `exit_reason`, where the memory limit was the cause
+        self._ceilings = ceilings
+        self._ceiling: Ceiling | None = None
         self._cpuinfo = cpuinfo
         self._api_key = secrets.token_urlsafe(32)
         self._child: Child | None = None
@@ -139,6 +153,8 @@ class EngineProcess:
         )
 
     def _spawn(self) -> Child:
+        if self._ceilings is not None and self.settings.ceiling_bytes is not None:
+            self._ceiling = self._ceilings.make(self.settings.model_id, self.settings.ceiling_bytes)
         document = json.dumps(self._document()).encode()
         self._listening = asyncio.get_running_loop().create_future()
         try:
@@ -151,14 +167,24 @@ class EngineProcess:
                 on_stderr=self._on_log,
             )
         except OSError as error:
+            if self._ceiling is not None:
+                self._ceiling.remove()
             raise self._failure(f"no process could be made ({error})") from None
+        if self._ceiling is not None:
+            self._ceiling.attend(self._child.pid, self.kill)
+        read_politely(self._child.pid)
         self.pid, self.started_at, self.state = self._child.pid, time.time(), "starting"
         self._child.exited.add_done_callback(lambda exited: self._ended(exited.result()))
         self.log.begin(f"engine for {self.settings.model_id} started, pid {self.pid}")
         return self._child
 
     def _document(self) -> dict[str, Any]:
-        common = {"parent_pid": os.getpid(), "nice": CHILD_NICE, "oom_score_adj": CHILD_OOM_SCORE_ADJ}
+        common = {
+            "parent_pid": os.getpid(),
+            "group": self._ceiling.entrance if self._ceiling is not None else None,
+            "nice": CHILD_NICE,
+            "oom_score_adj": CHILD_OOM_SCORE_ADJ,
+        }
         if self.settings.engine_path is None:
             return common | {"params": llamacpp.params(self.settings, self._api_key)}
         command = [llamacpp.absolute(self.settings.engine_path), *llamacpp.flags(self.settings)]
@@ -209,6 +235,8 @@ class EngineProcess:
         finally:
             task.cancel()
         reason = self._ended(child.exited.result())
+        if self.limit_hit is not None:
+            raise EngineOutOfMemory(self.settings.model_id, self.limit_hit.limit_bytes, self.limit_hit.peak_bytes)
         if child.exited.result() >= 0:
             words = self.log.error_words(first=True) or self._gave_up or reason
             reason = f"{words} (model file {self.settings.path})"
@@ -222,6 +250,11 @@ class EngineProcess:
         if self.exit_reason is None:
             words = self.log.error_words(first=self.address is None)
             self.exit_reason = exit_words(returncode, words)
+            if self._ceiling is not None:
+                self._ceiling.remove()
+                self.limit_hit = self._ceiling.hit() if returncode < 0 else None
+            if self.limit_hit is not None:
+                self.exit_reason = self.limit_hit.words()
             self.state = "exited"
             self.log.note(f"engine ended: {self.exit_reason}")
         return self.exit_reason
@@ -234,6 +267,12 @@ def exit_words(returncode: int, said: str | None) -> str:
     signum = -returncode
     meaning = SIGNAL_WORDS.get(signum) or signal.strsignal(signum) or "unknown"
     return f"killed by signal {signum} ({meaning})" + (f": {said}" if said and signum == signal.SIGABRT else "")
+
+
+def read_politely(pid: int) -> None:
+    """The disk serves others first: the lowest class that still moves when everybody reads."""
+    with contextlib.suppress(psutil.Error, OSError):
+        psutil.Process(pid).ionice(psutil.IOPRIO_CLASS_BE, value=7)
 
 
 def _child_environment() -> dict[str, str]:

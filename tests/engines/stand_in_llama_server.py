@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 VALUES = (
     "model alias host port timeout threads-http ctx-size parallel cache-type-k cache-type-v flash-attn batch-size "
     "ubatch-size n-gpu-layers threads threads-batch load-mode spec-type fit cache-ram ctx-checkpoints chat-template "
-    "mmproj lora model-draft n-gpu-layers-draft pooling top-k flood-bytes"
+    "mmproj lora model-draft n-gpu-layers-draft pooling top-k flood-bytes greed-mib greed-later-mib"
 )
 SWITCHES = (
     "jinja no-webui offline slots props no-context-shift no-cache-idle-slots kv-unified no-kv-unified embedding rerank "
@@ -66,6 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         if self.path == "/v1/completions":
             return self.answer(200, {"model": flags.alias, "choices": [{"text": " there"}], "usage": usage})
+        take(flags.greed_later_mib)
         message = {"role": "assistant", "content": "there"}
         return self.answer(200, {"model": flags.alias, "choices": [{"message": message}], "usage": usage})
 
@@ -73,7 +74,15 @@ class Handler(BaseHTTPRequestHandler):
         print(f"0.00.000.002 I srv  log_server_r: {self.command} {self.path}", file=sys.stderr)
 
 
+def take(mib):
+    """Memory that no plan knows of, kept."""
+    for _ in range(int(mib or 0)):
+        taken.append(b"x" * 2**20)
+
+
+taken = []
 flags = parse()
+take(flags.greed_mib)
 sleeper_pid = subprocess.Popen(["sleep", "600"]).pid if flags.spawn_sleeper else None
 if flags.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
