@@ -8,7 +8,7 @@ MODEL  ?= smollm2
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format bench test-native-sanitize clean
+.PHONY: help setup serve test browser lint format bench test-native-sanitize clean
 
 help:            ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,8 +19,13 @@ serve: setup     ## fetch the default model if it is not here and serve it (MODE
 	@$(BIN)/laya pull $(MODEL)
 	@exec $(BIN)/laya serve $(MODEL) $(ARGS)
 
-test: $(VENV)/.laya-dev   ## all tests: real engine, real sockets, official SDK
+test: $(VENV)/.laya-dev browser   ## all tests: real engine, real sockets, official SDK
 	@$(BIN)/python -m pytest $(ARGS)
+
+browser:         ## Chromium for the tests of the page: Debian's package, where this is root
+	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq > /dev/null && DEBIAN_FRONTEND=noninteractive \
+	  apt-get install -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; } \
+	  || echo " browser       no Chromium here, so the page is NOT tested in one: apt install chromium"
 
 lint: $(VENV)/.laya-dev   ## ruff, mypy, and who may import whom
 	@$(BIN)/ruff check .
