@@ -19,6 +19,7 @@ from laya.types import KIB
 
 # The most a user may set: the kernel and the desktop need the rest to stay responsive.
 MAX_SHARE = 0.95
+CORES_ALL_USED = 2  # up to so many, none is left free: half of the speed would be too high a price
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,10 +112,14 @@ class Machine:
         )
 
     def cores(self) -> int:
-        """Cores that engines may compute on: allowed by affinity and, rounded down, by the CPU quota; at least 1."""
+        """Cores that engines may compute on: allowed by affinity and, rounded down, by the CPU quota; at least 1.
+
+        Of more than two one stays free, for the gateway and whoever works at this machine.
+        """
         allowed = len(os.sched_getaffinity(0))
         quota = cpu_quota(self.root)
-        return max(1, min(allowed, int(quota)) if quota is not None else allowed)
+        allowed = max(1, min(allowed, int(quota)) if quota is not None else allowed)
+        return allowed - 1 if allowed > CORES_ALL_USED else allowed
 
     def facts(self) -> MachineFacts:
         """Everything at once, for `laya doctor`."""
