@@ -5,33 +5,61 @@ from __future__ import annotations
 from laya.errors import ConfigError
 from laya.memory.facts import ModelFacts
 from laya.memory.ggml import GgmlType, kv_cache_type
+from laya.memory.layers import LayerShape
 from laya.memory.load import Load
+
+STATE_BYTES = 4  # recurrent state is f32 whatever the type of the cache
 
 
 def kv_cache(load: Load) -> int:
+    return sum(kv_by_layer(load))
+
+
+def state(load: Load) -> int:
+    return sum(state_by_layer(load))
+
+
+def kv_by_layer(load: Load) -> tuple[int, ...]:
+    """Bytes of the cache of each layer, all sequences together."""
     ggml_type = kv_cache_type(load.settings.kv_cache_dtype)
-    return load.cells * kv_bytes_per_token(load.facts, ggml_type)
+    check_blocks(load.facts, ggml_type)
+    return tuple(_layer_bytes(layer, load, ggml_type) for layer in load.facts.shape.layers)
+
+
+def _layer_bytes(layer: LayerShape, load: Load, ggml_type: GgmlType) -> int:
+    row = ggml_type.row_bytes(layer.k) + ggml_type.row_bytes(layer.v)
+    tokens = load.cells_of(layer) * (row + ggml_type.row_bytes(layer.index))
+    return tokens + layer.n_cross * load.settings.max_num_seqs * row
+
+
+def state_by_layer(load: Load) -> tuple[int, ...]:
+    """Bytes of recurrent state of each layer, all sequences together, with what a draft may have to roll back."""
+    copies = load.settings.max_num_seqs * (1 + load.n_rollback)
+    return tuple(STATE_BYTES * copies * (layer.conv + layer.state) for layer in load.facts.shape.layers)
 
 
 def kv_bytes_per_token(facts: ModelFacts, ggml_type: GgmlType) -> int:
-    """Bytes of one token in the caches of all layers. Raises ConfigError where the type's blocks do not fit a head."""
-    shape = facts.shape
-    for width in (shape.head_dim_k, shape.head_dim_v):
-        if shape.kv_elements and width % ggml_type.block:
+    """Bytes one more token takes in all layers that keep every token; windows and state do not grow with it.
+
+    Raises ConfigError where the type's blocks do not fit a head.
+    """
+    check_blocks(facts, ggml_type)
+    rows = [layer for layer in facts.shape.layers if not layer.window]
+    return sum(sum(map(ggml_type.row_bytes, (layer.k, layer.v, layer.index))) for layer in rows)
+
+
+def check_blocks(facts: ModelFacts, ggml_type: GgmlType) -> None:
+    """Raise ConfigError, naming both widths, where the type's blocks do not divide a head of the model."""
+    for width in head_widths(facts):
+        if width % ggml_type.block:
             raise ConfigError(
                 f"kv_cache_dtype {ggml_type.name.lower()} stores blocks of {ggml_type.block}, and the heads of this "
                 f"model are {width} wide: use f16.",
                 param="kv_cache_dtype",
             )
-    return sum(ggml_type.row_bytes(k) + ggml_type.row_bytes(v) for k, v in shape.kv_elements)
 
 
-def state(load: Load) -> int:
-    shape, widths = load.facts.shape, load.facts.shape.recurrent
-    conv = max(widths.conv_kernel - 1, 0) * (widths.inner + 2 * widths.groups * widths.state)
-    per_layer = conv + widths.state * widths.inner
-    per_layer += widths.token_shift * shape.n_embd + shape.n_embd * widths.head_size
-    per_layer += max(widths.l_cache - 1, 0) * shape.n_embd
-    n_head = max(shape.n_head, default=0)
-    per_layer += widths.kda_head_dim * n_head * (3 * max(widths.conv_kernel - 1, 0) + widths.kda_head_dim)
-    return 4 * shape.n_layer * load.settings.max_num_seqs * per_layer
+def head_widths(facts: ModelFacts) -> set[int]:
+    """The widths of all heads that keep tokens."""
+    rows = [(layer.head_k, layer.head_v, layer.index) for layer in facts.shape.layers if layer.n_head_kv]
+    return {width for row in rows for width in row if width}

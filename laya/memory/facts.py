@@ -13,7 +13,8 @@ import msgspec
 
 from laya.errors import BadModelFile
 from laya.memory.gguf import ArrayInfo, GgufHeader, TensorInfo, read_header
-from laya.memory.shape import ModelShape, read_shape
+from laya.memory.gguf_shape import read_shape
+from laya.memory.shape import ModelShape
 
 REPACK_ROWS = 8  # llama.cpp repacks a matrix whose rows divide into groups of this many
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"

@@ -6,7 +6,15 @@ import msgspec
 
 from laya.memory.engine_facts import EngineFacts
 from laya.memory.facts import ModelFacts
+from laya.memory.layers import LayerShape
 from laya.types import PlannedSettings
+
+SLOT_PADDING = 256  # llama.cpp rounds the context of a slot, of the pool and of a window up to this
+
+
+def padded(tokens: int) -> int:
+    """Tokens as llama.cpp allocates them."""
+    return -(-tokens // SLOT_PADDING) * SLOT_PADDING
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +25,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineFacts
     draft: ModelFacts | None = None
     projector_bytes: int = 0  # of the projector's file
+    swa_full: bool = False  # layers with a window keep every token all the same
+    n_rollback: int = 0  # recurrent states kept beside the current one, to undo a draft's tokens
 
     @property
     def n_streams(self) -> int:
@@ -27,6 +37,19 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     def cells(self) -> int:
         """Tokens of cache the engine allocates in all."""
         return self.settings.slot_tokens * self.n_streams
+
+    @property
+    def window_cells(self) -> int:
+        """Tokens of cache in a layer with the model's widest window; 0 where no layer has one."""
+        return max((self.cells_of(layer) for layer in self.facts.shape.layers if layer.window), default=0)
+
+    def cells_of(self, layer: LayerShape) -> int:
+        """Tokens of cache the engine allocates in this layer: with a window, the window and the batch that enters."""
+        if not layer.window or self.swa_full:
+            return self.cells
+        n_seqs = self.settings.max_num_seqs if self.settings.kv_unified else 1
+        wanted = layer.window * n_seqs + self.settings.n_ubatch
+        return padded(min(self.settings.slot_tokens, wanted)) * self.n_streams
 
     @property
     def output_rows(self) -> int:

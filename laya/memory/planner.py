@@ -8,16 +8,15 @@ from __future__ import annotations
 import msgspec
 
 from laya.errors import ConfigError
-from laya.memory.caches import kv_bytes_per_token
+from laya.memory.caches import check_blocks, head_widths
 from laya.memory.engine_facts import EngineFacts
 from laya.memory.facts import ModelFacts
 from laya.memory.ggml import KV_CACHE_TYPES, kv_cache_type
-from laya.memory.load import Load
+from laya.memory.load import Load, padded
 from laya.memory.shape import ModelShape
 from laya.memory.terms import terms_by_device
 from laya.types import AskedSettings, PlannedSettings
 
-SLOT_PADDING = 256  # llama.cpp rounds the context of a slot, or of the pool, up to this
 MAX_NUM_SEQS = 256  # llama.cpp's own limit
 
 
@@ -42,11 +41,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shape(self) -> ModelShape:
         return self.facts.shape
-
-
-def padded(tokens: int) -> int:
-    """Tokens as llama.cpp allocates them."""
-    return -(-tokens // SLOT_PADDING) * SLOT_PADDING
 
 
 def decide(model: Model, asked: AskedSettings, choice: Choice) -> PlannedSettings:
@@ -103,7 +97,7 @@ def check_asked(model: Model, asked: AskedSettings) -> None:
             bounds = f"at least {least}" if most is None else f"between {least} and {most}"
             raise ConfigError(f"{name} is {value}; it must be {bounds}.", param=name)
     if asked.kv_cache_dtype is not None:
-        kv_bytes_per_token(model.facts, kv_cache_type(asked.kv_cache_dtype))
+        check_blocks(model.facts, kv_cache_type(asked.kv_cache_dtype))
     if asked.max_seq_len is not None:
         _check_length(model, asked.max_seq_len)
     if asked.kv_pool_tokens is not None and asked.kv_pool_tokens < (asked.max_seq_len or 1):
@@ -128,6 +122,5 @@ def _check_length(model: Model, max_seq_len: int) -> None:
 
 def kv_types_for(model: Model, names: tuple[str, ...]) -> tuple[str, ...]:
     """Of these KV types, those whose blocks divide the model's heads."""
-    shape = model.shape
-    heads = (shape.head_dim_k, shape.head_dim_v)
+    heads = head_widths(model.facts)
     return tuple(name for name in names if not any(width % KV_CACHE_TYPES[name].block for width in heads))

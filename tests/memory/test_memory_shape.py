@@ -9,7 +9,9 @@ import pytest
 
 from laya.errors import BadModelFile
 from laya.memory.gguf import ArrayInfo, read_header
-from laya.memory.shape import ModelShape, read_shape
+from laya.memory.gguf_shape import read_shape
+from laya.memory.layers import LayerShape
+from laya.memory.shape import ModelShape
 
 LLAMA: dict[str, Any] = {
     "general.architecture": "llama",
@@ -26,6 +28,13 @@ def shape(**changes: Any) -> ModelShape:
     """LLAMA with dotted keys written with `__`; None removes one."""
     metadata = LLAMA | {f"llama.{key.replace('__', '.')}": value for key, value in changes.items()}
     return read_shape(Path("m.gguf"), {key: value for key, value in metadata.items() if value is not None})
+
+
+def shape_of(architecture: str, **keys: Any) -> ModelShape:
+    """LLAMA's figures under another architecture, with more keys."""
+    metadata = {key.replace("llama.", f"{architecture}."): value for key, value in LLAMA.items()}
+    own = {f"{architecture}.{key}": value for key, value in keys.items()}
+    return read_shape(Path("m.gguf"), metadata | own | {"general.architecture": architecture})
 
 
 def test_shape_of_the_default_model(smollm2_path: Path) -> None:
@@ -48,7 +57,7 @@ def test_missing_keys_take_the_engines_defaults() -> None:
 
 def test_head_counts_may_differ_by_layer() -> None:
     found = shape(attention__head_count_kv=(2, 0, 4, 0), attention__key_length=128, attention__value_length=64)
-    assert found.kv_elements == ((256, 128), (0, 0), (512, 256), (0, 0))
+    assert [(layer.k, layer.v) for layer in found.layers] == [(256, 128), (0, 0), (512, 256), (0, 0)]
 
 
 def test_vocabulary_size_stands_in_for_a_missing_token_list() -> None:
@@ -75,7 +84,6 @@ def test_rope_scaling_is_seen(changes: dict[str, Any], expected: bool) -> None:
         ({"ssm__state_size": 128}, "recurrent"),
         ({"wkv__head_size": 64}, "recurrent"),
         ({"attention__kv_lora_rank": 512}, "latent"),
-        ({"attention__shared_kv_layers": 10}, "share a cache"),
     ],
 )
 def test_attention_that_is_not_dense_gets_a_named_bound(changes: dict[str, Any], words: str) -> None:
@@ -96,11 +104,12 @@ def test_llama_ignores_a_sliding_window_as_the_engine_does() -> None:
     assert shape(attention__sliding_window=4096).bound is None
 
 
-def test_encoder_keeps_no_tokens() -> None:
-    found = shape(attention__causal=False, pooling_type=1)
+def test_encoder_keeps_no_tokens_and_another_architecture_does_without_causality_too() -> None:
+    found = shape_of("bert", **{"attention.causal": False, "pooling_type": 1})
     assert not found.is_causal
     assert found.pooling == "mean"
-    assert found.kv_elements == ()
+    assert found.layers == (LayerShape(),) * 4
+    assert shape(attention__causal=False).is_causal
 
 
 @pytest.mark.parametrize(

@@ -199,8 +199,8 @@ def test_encoder_keeps_no_cache_but_room_for_rows_of_logits() -> None:
 
 def test_recurrent_state_does_not_grow_with_context(make_gguf: MakeGguf) -> None:
     keys = {"ssm.conv_kernel": 4, "ssm.inner_size": 6144, "ssm.state_size": 128, "ssm.group_count": 16}
-    described = read_facts(make_gguf(architecture="qwen35", n_layer=48, keys=keys))
-    assert round(terms_of(described, max_seq_len=512)["state"] / MIB, 2) == 149.62  # as logged for 48 such layers
+    described = read_facts(make_gguf(architecture="qwen35", n_layer=64, keys=keys))
+    assert round(terms_of(described, max_seq_len=512)["state"] / MIB, 2) == 149.62  # as logged: 48 of 64 layers
     assert terms_of(described, max_seq_len=8192)["state"] == terms_of(described, max_seq_len=512)["state"]
 
 

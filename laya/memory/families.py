@@ -1,0 +1,96 @@
+"""Owns: what llama.cpp does by architecture where the file's metadata alone does not say it; one row each.
+
+Three tables: which architectures use a sliding window and with which pattern, where recurrent layers are, and whose
+graph was measured. An architecture in none of them is planned from its keys alone, as a named upper bound. Source:
+the architecture loaders of llama.cpp b11434; see docs/memory.md.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+
+class Window(NamedTuple):
+    """How an architecture spreads its window where `attention.sliding_window_pattern` is absent."""
+
+    period: int  # one layer in so many sees all tokens; 0 = every layer has the window
+    tokens: int | None = None  # the window the loader sets itself, whatever the key says
+    default: int = 0  # the window where the key is absent
+    dense_first: bool = False  # the layer that sees all tokens is the first of its period, not the last
+    is_chunked: bool = False
+    only_n_layer: int | None = None  # the loader knows the window for this size of the model alone
+
+
+WINDOWS = {
+    "afmoe": Window(4),
+    "cohere2": Window(4),
+    "cohere2moe": Window(4),
+    "exaone-moe": Window(4),
+    "exaone4": Window(4, tokens=4096, only_n_layer=64),
+    "gemma2": Window(2, default=4096),
+    "gemma3": Window(6),
+    "gemma3n": Window(5),
+    "gemma4": Window(6),
+    "gpt-oss": Window(2),
+    "llama4": Window(4, default=8192, is_chunked=True),
+    "mimo2": Window(6),
+    "olmo2": Window(4),  # OLMo 3 goes by this name, with the window key
+    "plamo3": Window(8),
+    "smallthinker": Window(4, tokens=4096, dense_first=True),
+    "step35": Window(4),
+}
+# The key is there, and llama.cpp runs every layer at full context all the same.
+IGNORES_WINDOW = frozenset({"llama", "mistral3", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "starcoder2"})
+
+# Layers with a cache of their own, where the loader fixes it: the later ones read the cache of an earlier layer.
+CACHED_LAYERS = {"gemma3n": 20}
+
+# Where the recurrent layers are. "all": every layer, no attention. "beside": every layer, with attention. "interval":
+# all but one in `attention.full_attention_interval`. "ff": no KV heads and no feed-forward. Others: no KV heads.
+RecurrentRule = Literal["all", "beside", "interval", "ff"]
+RECURRENT: dict[str, RecurrentRule] = {
+    "arwkv7": "all",
+    "falcon-h1": "beside",
+    "mamba": "all",
+    "mamba2": "all",
+    "minimax-01": "interval",
+    "nemotron_h": "ff",
+    "nemotron_h_moe": "ff",
+    "qwen35": "interval",
+    "qwen35moe": "interval",
+    "qwen3next": "interval",
+    "rwkv6": "all",
+    "rwkv6qwen2": "all",
+    "rwkv7": "all",
+}
+HYBRID = frozenset({"granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "plamo2"})
+DEFAULT_INTERVAL = {"minimax-01": 8}
+FULL_ATTENTION_INTERVAL = 4
+
+# Latent attention that is stored compressed (with the *_mla keys) or expanded (without), both as the keys say.
+LATENT = frozenset({"deepseek2", "deepseek2-ocr", "deepseek32", "glm-dsa", "kimi-linear", "minicpm3", "plm"})
+INDEXED = frozenset({"deepseek32", "glm-dsa"})
+# Which layers of GLM-5.2 have an indexer of their own where the file does not say: the first two, then one in four.
+GLM_LONG_CONTEXT = 1 << 20
+
+_DENSE = """
+apertus arcee arctic baichuan bailingmoe bailingmoe2 bert bitnet bloom chatglm codeshell command-r dbrx deci deepseek
+dots1 dream ernie4_5 ernie4_5-moe eurobert exaone falcon gemma glm4 glm4moe gpt2 gptj gptneox granite granitemoe
+grok grovemoe hunyuan-dense hunyuan-moe internlm2 jais jina-bert-v2 jina-bert-v3 llada llada-moe llama maincoder minicpm
+minimax-m2 mistral3 mpt nemotron neo-bert nomic-bert nomic-bert-moe olmo olmo2 olmoe openelm orion pangu-embedded phi2
+phi3 phimoe plamo qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe refact rnd1 seed_oss smollm3 stablelm
+starcoder starcoder2 xverse
+"""
+DENSE = frozenset(_DENSE.split())
+# Encoders, which llama.cpp gives no cache; another architecture keeps one even with `attention.causal: false`.
+ENCODERS = frozenset({"bert", "dream", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llada",
+                      "llada-moe", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe", "rnd1"})  # fmt: skip
+# What a plan of these architectures says of cache and state is exact to the byte.
+KNOWN = DENSE | LATENT | HYBRID | ENCODERS | frozenset(WINDOWS) | frozenset(RECURRENT)
+
+# Architectures whose graph was measured on a CPU: one kind of attention, dense or with experts.
+_MEASURED = """
+arcee baichuan bert command-r exaone falcon gemma glm4 gpt2 gptneox granite granitemoe internlm2 llama minicpm mistral3
+nemotron olmo2 olmoe orion phi2 phi3 qwen2 qwen2moe qwen3 qwen3moe smollm3 stablelm starcoder2 xverse
+"""
+MEASURED = frozenset(_MEASURED.split())
