@@ -81,6 +81,12 @@ class Machine:
         """The group above us that leaves the least, or None."""
         return min(memory_limits(self.root), key=lambda limit: limit.available_bytes, default=None)
 
+    def available_bytes(self) -> int:
+        """What can be had now without swapping: the kernel's figure, or what the tightest group leaves."""
+        group = self.tightest_cgroup()
+        available = self.memory().available_bytes
+        return available if group is None else min(available, group.available_bytes)
+
     def budget(self, asked: str | int | None = None, own_bytes: int = 0) -> Budget:
         """What all engines together may hold, as of now.
 

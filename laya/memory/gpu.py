@@ -1,0 +1,75 @@
+"""Owns: what each GPU's memory holds, ours and that of other programs, as NVIDIA's library tells it.
+
+The library's Python binding (nvidia-ml-py) is used where it is installed; without it, or without a card or driver,
+there are simply no GPUs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+
+class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """One card, in bytes."""
+
+    index: int
+    name: str
+    total_bytes: int
+    free_bytes: int
+    own_bytes: int  # held by our engines
+
+    @property
+    def others_bytes(self) -> int:
+        """Held by other programs and the driver."""
+        return max(0, self.total_bytes - self.free_bytes - self.own_bytes)
+
+
+class GpuMeter:
+    """The cards of this machine."""
+
+    def __init__(self, library: Any = None) -> None:
+        """library: stands in for pynvml; None: the real one, where there is one."""
+        self._library = library or _pynvml()
+        self._errors: tuple[type[Exception], ...] = ()
+        if self._library is not None:
+            self._errors = (self._library.NVMLError, OSError)
+            try:
+                self._library.nvmlInit()
+            except self._errors:  # the binding without a driver
+                self._library = None
+
+    def read(self, own_pids: Collection[int] = ()) -> list[GpuMemory]:
+        """Every card that answers; `own_pids` are those of our engines."""
+        if self._library is None:
+            return []
+        cards = []
+        try:
+            for index in range(self._library.nvmlDeviceGetCount()):
+                cards.append(self._card(index, own_pids))
+        except self._errors:  # a card that fell off the bus: what answered is shown
+            return cards
+        return cards
+
+    def _card(self, index: int, own_pids: Collection[int]) -> GpuMemory:
+        library = self._library
+        handle = library.nvmlDeviceGetHandleByIndex(index)
+        memory, name = library.nvmlDeviceGetMemoryInfo(handle), library.nvmlDeviceGetName(handle)
+        running = library.nvmlDeviceGetComputeRunningProcesses(handle)
+        return GpuMemory(
+            index=index,
+            name=name.decode() if isinstance(name, bytes) else name,
+            total_bytes=memory.total,
+            free_bytes=memory.free,
+            own_bytes=sum(process.usedGpuMemory or 0 for process in running if process.pid in own_pids),
+        )
+
+
+def _pynvml() -> Any:
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None
