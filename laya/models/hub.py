@@ -52,7 +52,7 @@ class HubSource:
         self._commit: str | None = None
 
     def probe(self) -> Probe:
-        siblings = self._files()
+        siblings = self.files()
         chosen = PurePosixPath(choose_file(self.repo, list(siblings), self.wanted))
         self._paths = {name: str(chosen.with_name(name)) for name in shard_names(chosen.name)}
         missing = [path for path in self._paths.values() if path not in siblings]
@@ -81,24 +81,30 @@ class HubSource:
         return fetched
 
     def _fetch_one(self, file: RemoteFile, folder: Path, progress: Progress) -> FetchedFile:
-        path = self._paths[file.name]
-        url = hf_hub_url(self.repo, path, revision=self._commit or self.revision, endpoint=self.endpoint)
-        token = get_token()
-        headers = {"authorization": f"Bearer {token}"} if token else {}
+        url = self.url_of(self._paths[file.name])
         try:
-            return fetch_file(url, folder / file.name, progress=progress, headers=headers)
+            return fetch_file(url, folder / file.name, progress=progress, headers=self.headers())
         except DownloadError as error:
             if error.details.get("upstream_status") in (401, 403):
-                raise self._gated() from None
+                raise self.gated() from None
             raise
 
-    def _files(self) -> dict[str, tuple[int | None, str | None]]:
-        """Path -> (bytes, sha256) of every file in the repository."""
+    def url_of(self, path: str) -> str:
+        """Where a file of the repository is, at the commit that `files` saw."""
+        return hf_hub_url(self.repo, path, revision=self._commit or self.revision, endpoint=self.endpoint)
+
+    def headers(self) -> dict[str, str]:
+        """What opens the hub to this user."""
+        token = get_token()
+        return {"authorization": f"Bearer {token}"} if token else {}
+
+    def files(self) -> dict[str, tuple[int | None, str | None]]:
+        """Path -> (bytes, sha256) of every file in the repository. Raises: DownloadError with what to do."""
         try:
             api = HfApi(endpoint=self.endpoint)
             info = api.model_info(self.repo, revision=self.revision, files_metadata=True)
         except GatedRepoError:
-            raise self._gated() from None
+            raise self.gated() from None
         except RevisionNotFoundError:
             raise DownloadError(f"hf://{self.repo}: there is no revision '{self.revision}'.") from None
         except OfflineModeIsEnabled:
@@ -113,7 +119,8 @@ class HubSource:
         self._commit = info.sha
         return {file.rfilename: (file.size, file.lfs.sha256 if file.lfs else None) for file in info.siblings or []}
 
-    def _gated(self) -> DownloadError:
+    def gated(self) -> DownloadError:
+        """What to say where the hub lists a repository but does not give its files."""
         return DownloadError(
             f"hf://{self.repo} asks for its licence to be accepted first: open "
             f"{self.endpoint or 'https://huggingface.co'}/{self.repo}, accept it, and set HF_TOKEN to your token."
