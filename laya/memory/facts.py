@@ -15,6 +15,7 @@ from laya.errors import BadModelFile
 from laya.memory.gguf import ArrayInfo, GgufHeader, TensorInfo, read_header
 from laya.memory.gguf_shape import read_shape
 from laya.memory.shape import ModelShape
+from laya.memory.work import Matrices, matrices_of
 
 REPACK_ROWS = 8  # llama.cpp repacks a matrix whose rows divide into groups of this many
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
@@ -33,6 +34,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     n_tokens: int
     n_merges: int
     vocabulary_bytes: int  # text of the tokens
+    matrices: tuple[Matrices, ...] = ()  # what a token is multiplied with; () = not known in detail
 
 
 def read_facts(path: Path) -> ModelFacts:
@@ -79,6 +81,7 @@ def facts_of(headers: Sequence[GgufHeader]) -> ModelFacts:
         n_tokens=tokens.length if isinstance(tokens, ArrayInfo) else 0,
         n_merges=merges.length if isinstance(merges, ArrayInfo) else 0,
         vocabulary_bytes=tokens.content_bytes if isinstance(tokens, ArrayInfo) else 0,
+        matrices=matrices_of(tensors),
     )
 
 
