@@ -1,6 +1,6 @@
 """Owns: `laya doctor`: everything that is looked at, in order, how it is shown, and the exit code.
 
-The probes are in `doctor_machine`, `doctor_gpu` and `doctor_setup`. Nothing is changed and no network is asked.
+The probes are in `doctor_machine`, `_memory`, `_power`, `_gpu` and `_setup`. Nothing is changed, no network is asked.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from laya.cli import doctor_machine, doctor_setup
-from laya.cli.doctor_gpu import gpu
+from laya.cli import doctor_machine, doctor_memory, doctor_power, doctor_setup
+from laya.cli.doctor_gpu import ask_nvidia_smi, gpu, gpu_strain
 from laya.cli.finding import Finding
 from laya.cli.output import printable
 from laya.config import data_dir
@@ -43,15 +43,20 @@ def examine(root: Path, environ: Mapping[str, str]) -> list[Finding]:
     """Every finding about the machine whose file system begins at `root`, and about Laya's set-up here."""
     config_finding, config = doctor_setup.config(environ)
     home = data_dir(environ).absolute()
+    cards = ask_nvidia_smi()
     return [
         doctor_machine.cpu(root, config),
-        doctor_machine.memory(root, config),
-        doctor_machine.swap(root),
-        doctor_machine.cgroup(root, config),
-        doctor_machine.pressure(root),
-        doctor_machine.oom_daemon(root),
+        doctor_memory.memory(root, config),
+        doctor_memory.ceiling(root, config),
+        doctor_memory.swap(root),
+        doctor_memory.zram(root),
+        doctor_memory.pressure(root),
+        doctor_memory.oom_daemon(root),
+        doctor_power.power(root),
+        doctor_power.temperature(root),
         doctor_machine.disk(home),
-        gpu(root, config),
+        gpu(root, config, lambda: cards),
+        *gpu_strain(config, lambda: cards),
         doctor_setup.python(),
         doctor_setup.engine(config),
         doctor_setup.router(),

@@ -1,4 +1,4 @@
-"""Owns: what `laya doctor` says of graphics cards: which are there, and that the engine here leaves them idle.
+"""Owns: what `laya doctor` says of graphics cards: which are there, that the engine leaves them idle, their strain.
 
 Asks nvidia-smi where it is installed, else reads what the kernel shows. Knows no engine.
 """
@@ -11,14 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from laya.cli.doctor_machine import kernel_text
-from laya.cli.finding import Finding, must_fix, ok
+from laya.cli.finding import Finding, must_fix, ok, warn
 from laya.config import Config
 from laya.memory import size_text
 from laya.types import GIB, MIB
 
 NVIDIA_SMI_TIMEOUT_S = 10
+HOT_C = 85
+MUCH_POWER_W = 300  # beside a processor at full load more than many desktop supplies bear
+LESS_POWER = 0.8  # of the limit; decoding waits for memory, so it costs little speed
 OWN_MEMORY_BYTES = 2 * GIB  # an AMD device with more than this is a card, with less it is part of the processor
-_QUERY = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+_QUERY = ["--query-gpu=name,memory.total,driver_version,temperature.gpu,power.limit", "--format=csv,noheader,nounits"]
 _NVIDIA, _AMD, _INTEL = "0x10de", "0x1002", "0x8086"
 _CURE = (
     "no GPU engine is part of this version; engine_path may name a script of yours: "
@@ -29,7 +32,7 @@ AskNvidia = Callable[[], str]
 
 
 def ask_nvidia_smi() -> str:
-    """One line a card: name, MiB, driver version. "" without nvidia-smi, or with one that finds no card."""
+    """One line a card: name, MiB, driver version, degrees Celsius, watts it may draw. "" without one, or nvidia-smi."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
@@ -49,19 +52,52 @@ def gpu(root: Path, config: Config, ask_nvidia: AskNvidia = ask_nvidia_smi) -> F
         is_small = any(vendor in (_AMD, _INTEL) for _, vendor in _drm_devices(root))
         what = "the processor's own graphics only" if is_small else "no GPU"
         return ok("gpu", f"{what}; the engine computes on the CPU")
-    if any(config.for_model(name).engine_path is not None for name in ("", *config.models)):
+    if _has_own_engine(config):
         return ok("gpu", f"GPU {cards}; engine_path names an engine of yours")
     return must_fix("gpu", f"GPU {cards}: idle, the engine of this version computes on the CPU", _CURE)
+
+
+def gpu_strain(config: Config, ask_nvidia: AskNvidia = ask_nvidia_smi) -> list[Finding]:
+    """Cards that are hot, or that with the processor may draw more than a desktop's supply gives; none where idle."""
+    if not _has_own_engine(config):
+        return []
+    findings = []
+    for number, card in enumerate(_fields(line) for line in ask_nvidia().splitlines()):
+        name, _, _, celsius, watts = card
+        if celsius.isdigit() and int(celsius) >= HOT_C:
+            findings.append(warn("gpu heat", f"GPU {number} {name}: {celsius} C", _less_power(number, watts)))
+        elif "GeForce" in name and _number(watts) >= MUCH_POWER_W:
+            seen = f"GPU {number} may draw {_number(watts):.0f} W and the processor its own: small supplies trip"
+            findings.append(warn("gpu power", seen, _less_power(number, watts)))
+    return findings
+
+
+def _less_power(number: int, watts: str) -> str:
+    return f"sudo nvidia-smi -i {number} -pl {LESS_POWER * (_number(watts) or MUCH_POWER_W):.0f}"
+
+
+def _number(text: str) -> float:
+    return float(text) if text.replace(".", "", 1).isdigit() else 0.0
+
+
+def _has_own_engine(config: Config) -> bool:
+    return any(config.for_model(name).engine_path is not None for name in ("", *config.models))
+
+
+def _fields(line: str) -> list[str]:
+    return ([part.strip() for part in line.split(",")] + [""] * 5)[:5]
 
 
 def _nvidia_cards(root: Path, ask_nvidia: AskNvidia) -> list[str]:
     cards = []
     for line in ask_nvidia().splitlines():
-        name, memory_mib, driver = ([part.strip() for part in line.split(",")] + ["", ""])[:3]
+        name, memory_mib, driver, celsius, watts = _fields(line)
         if not name:
             continue
         size = f" {size_text(int(memory_mib) * MIB)}" if memory_mib.isdigit() else ""
-        cards.append(f"{name}{size}{f', driver {driver}' if driver else ''}")
+        strain = f", {celsius} C" if celsius.isdigit() else ""
+        strain += f", {_number(watts):.0f} W limit" if _number(watts) else ""
+        cards.append(f"{name}{size}{f', driver {driver}' if driver else ''}{strain}")
     return cards or _nvidia_cards_of_the_kernel(root)
 
 

@@ -16,9 +16,9 @@ from threading import Thread
 import msgspec
 import pytest
 
-from laya.cli import doctor_machine, doctor_setup
+from laya.cli import doctor_machine, doctor_memory, doctor_power, doctor_setup
 from laya.cli.doctor import examine, summary
-from laya.cli.doctor_gpu import gpu
+from laya.cli.doctor_gpu import gpu, gpu_strain
 from laya.cli.finding import Finding, must_fix, ok, warn
 from laya.config import Config, MemoryConfig, ServerConfig
 
@@ -104,7 +104,7 @@ def test_cpu_of_a_virtual_machine_names_the_hypervisors_setting(tree: Tree) -> N
 
 def test_memory_names_what_bounds_the_budget(tree: Tree) -> None:
     root = tree.write({"proc/meminfo": meminfo(50)})
-    finding = doctor_machine.memory(root, Config())
+    finding = doctor_memory.memory(root, Config())
     assert finding == ok(
         "memory", "memory 64.0 GiB, 50.0 GiB available; engines may have 40.0 GiB, bound by memory available"
     )
@@ -126,7 +126,7 @@ def test_memory_names_what_bounds_the_budget(tree: Tree) -> None:
 def test_memory_too_little_for_the_default_model_is_to_fix(
     tree: Tree, files: dict[str, str], config: Config, bound: str, fix: str
 ) -> None:
-    finding = doctor_machine.memory(tree.write(files), config)
+    finding = doctor_memory.memory(tree.write(files), config)
     assert finding.level == "FIX"
     assert f"bound by {bound}: too little for smollm2-135m" in finding.seen
     assert (finding.fix or "").startswith(fix) or fix in (finding.fix or "")
@@ -135,10 +135,13 @@ def test_memory_too_little_for_the_default_model_is_to_fix(
 def test_swap_on_a_disk_with_an_eager_kernel_is_to_consider(tree: Tree) -> None:
     swaps = "Filename\tType\tSize\tUsed\tPriority\n/dev/nvme0n1p3\tpartition\t8388604\t0\t-2\n"
     root = tree.write({"proc/meminfo": meminfo(50, 8), "proc/swaps": swaps, "proc/sys/vm/swappiness": "60\n"})
-    finding = doctor_machine.swap(root)
+    finding = doctor_memory.swap(root)
     assert finding == warn(
-        "swap", "8.0 GiB swap (0 MiB used), swappiness 60, on /dev/nvme0n1p3", "sudo sysctl vm.swappiness=10"
+        "swap",
+        "8.0 GiB swap (0 MiB used), swappiness 60, on /dev/nvme0n1p3",
+        "echo vm.swappiness=10 | sudo tee /etc/sysctl.d/60-laya.conf && sudo sysctl -p /etc/sysctl.d/60-laya.conf",
     )
+    assert doctor_memory.swap(tree.write({".dockerenv": ""})).level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -150,64 +153,73 @@ def test_swap_on_a_disk_with_an_eager_kernel_is_to_consider(tree: Tree) -> None:
     ],
 )
 def test_swap_that_is_absent_rarely_used_or_in_memory_is_ok(tree: Tree, files: dict[str, str]) -> None:
-    assert doctor_machine.swap(tree.write(files)).level == "ok"
+    assert doctor_memory.swap(tree.write(files)).level == "ok"
 
 
-def test_cgroup_v2_that_the_user_was_given_can_hold_children(tree: Tree) -> None:
-    given = {f"{TREE}/{SERVICE}/cgroup.procs": "", f"{TREE}/{SERVICE}/cgroup.subtree_control": "cpu memory pids\n"}
-    root = tree.write(cgroup_v2(SCOPE) | given)
-    finding = doctor_machine.cgroup(root, Config(), lambda path: SERVICE in str(path))
-    assert finding.level == "ok"
-    assert finding.seen.endswith(f"groups with a hard limit can be made in v2 /{SERVICE}")
+def test_zram_is_seen_or_how_to_have_it(tree: Tree) -> None:
+    root = tree.write({"usr/bin/apt": "", "proc/meminfo": meminfo(50)})
+    assert doctor_memory.zram(root).fix == "sudo apt install zram-tools"
+    root = tree.write({"proc/swaps": "Filename\n/dev/zram0 partition\n"})
+    assert doctor_memory.zram(root) == ok("zram", "compressed swap in /dev/zram0")
+    root = tree.write({"proc/swaps": "Filename\n", ".dockerenv": ""})
+    assert doctor_memory.zram(root).fix is None
 
 
-def test_cgroup_v2_of_somebody_else_gets_a_scope_with_the_budget_as_its_limit(tree: Tree) -> None:
+def test_ceiling_v2_group_of_our_own_holds_engines(tree: Tree) -> None:
+    root = tree.write(cgroup_v2(SERVICE) | {f"{TREE}/{SERVICE}/cgroup.procs": f"{os.getpid()}\n"})
+    finding = doctor_memory.ceiling(root, Config())
+    assert finding == ok("ceiling", f"ceiling: cgroup v2 /{SERVICE}: hard limit, no swap for engines")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="systemd of the machine serves root")
+def test_ceiling_v2_without_a_systemd_of_the_user_says_how_to_have_one(tree: Tree) -> None:
     root = tree.write(cgroup_v2(SCOPE) | {"run/systemd/system/.keep": ""})
-    finding = doctor_machine.cgroup(root, Config(), lambda path: False)
-    assert finding.level == "warn"
-    assert "no limit above Laya; no group can be made for children (its folder is not writable" in finding.seen
-    assert finding.fix == "systemd-run --user --scope -p MemoryMax=40960M -p MemorySwapMax=0 laya serve"
+    assert "enable-linger" in (doctor_memory.ceiling(root, Config()).fix or "")
 
 
-def test_cgroup_v2_with_processes_in_it_cannot_hand_memory_on(tree: Tree) -> None:
+def test_ceiling_in_a_container_that_shares_its_group_names_the_containers_flag(tree: Tree) -> None:
     root = tree.write(cgroup_v2("box") | {".dockerenv": ""})
-    finding = doctor_machine.cgroup(root, Config(), lambda path: "box" in str(path))
-    assert "(/box holds processes itself)" in finding.seen
+    finding = doctor_memory.ceiling(root, Config())
+    assert finding.level == "warn"
+    assert "engines are only watched: cgroup v2 group is shared with 1 other process" in finding.seen
     assert finding.fix == "start the container with --memory 40960m --memory-swap 40960m"
 
 
-def test_cgroup_limit_above_is_a_ceiling_already(tree: Tree) -> None:
+def test_ceiling_above_is_one_where_engines_can_only_be_watched(tree: Tree) -> None:
     root = tree.write(cgroup_v2("box") | {f"{TREE}/box/memory.max": f"{8 << 30}\n"})
-    finding = doctor_machine.cgroup(root, Config(), lambda path: False)
+    finding = doctor_memory.ceiling(root, Config())
     assert finding.level == "ok"
-    assert "8.0 GiB limit at /box" in finding.seen
+    assert finding.seen.endswith("8.0 GiB for all at /box")
 
 
-def test_cgroup_v1_that_is_writable_can_hold_children(tree: Tree) -> None:
-    files = {
-        "proc/self/mountinfo": "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n",
-        "proc/self/cgroup": "4:memory:/job\n0::/\n",
-        f"{TREE}/memory/job/cgroup.procs": "1\n",
-        "proc/meminfo": meminfo(50),
-    }
-    root = tree.write(files)
-    assert doctor_machine.cgroup(root, Config()).seen.endswith("can be made in v1 /job")
-    finding = doctor_machine.cgroup(root, Config(), lambda path: False)
-    assert (finding.fix or "").startswith("bash -c 'ulimit -d 41943040; exec laya serve'")
-    (root / "run/systemd/system").mkdir(parents=True)
-    finding = doctor_machine.cgroup(root, Config(), lambda path: False)
-    assert finding.fix == "sudo systemd-run --scope --uid=$USER -p MemoryMax=40960M laya serve"
+def test_ceiling_without_systemd_or_container_bounds_each_process(tree: Tree) -> None:
+    fix = doctor_memory.ceiling(tree.write(cgroup_v2("box")), Config()).fix or ""
+    assert fix.startswith("bash -c 'ulimit -d 41943040; exec laya serve'")
 
 
-def test_cgroup_without_a_memory_controller_names_the_kernels_switch(tree: Tree) -> None:
-    finding = doctor_machine.cgroup(tree.write({"proc/self/mountinfo": ""}), Config())
+def test_ceiling_without_a_memory_controller_names_the_kernels_switch(tree: Tree) -> None:
+    finding = doctor_memory.ceiling(tree.write({"proc/self/mountinfo": ""}), Config())
     assert finding.level == "warn"
     assert "cgroup_enable=memory" in (finding.fix or "")
 
 
-def test_pressure_is_seen_or_missed(tree: Tree) -> None:
-    assert "psi=1" in (doctor_machine.pressure(tree.root).fix or "")
-    assert doctor_machine.pressure(tree.write({"proc/pressure/memory": "some avg10=0.00"})).level == "ok"
+@pytest.mark.parametrize(
+    ("text", "level", "words"),
+    [
+        ("", "warn", "psi=1"),
+        ("some avg10=0.00 avg60=0.00 avg300=0.00 total=30322\nfull avg10=0.00 avg60=99.0\n", "ok", ""),
+        ("some avg10=40.10 avg60=14.50 avg300=3.00 total=30322\n", "warn", "close a program"),
+    ],
+)
+def test_pressure_is_told_or_missed(tree: Tree, text: str, level: str, words: str) -> None:
+    finding = doctor_memory.pressure(tree.write({"proc/pressure/memory": text}))
+    assert finding.level == level
+    assert words in (finding.fix or "")
+
+
+def test_oom_daemon_of_systemd_that_is_there_is_only_started(tree: Tree) -> None:
+    root = tree.write({"usr/lib/systemd/systemd-oomd": "", "usr/bin/apt": ""})
+    assert doctor_memory.oom_daemon(root).fix == "sudo systemctl enable --now systemd-oomd"
 
 
 @pytest.mark.parametrize(
@@ -220,13 +232,13 @@ def test_pressure_is_seen_or_missed(tree: Tree) -> None:
 )
 def test_oom_daemon_that_is_missing_is_installed_by_the_systems_own_tool(tree: Tree, tool: str, fix: str) -> None:
     root = tree.write({"proc/1/comm": "systemd\n", f"usr/bin/{tool}": ""})
-    assert doctor_machine.oom_daemon(root) == warn("oom", "no earlyoom or systemd-oomd", fix)
+    assert doctor_memory.oom_daemon(root) == warn("oom", "no earlyoom or systemd-oomd", fix)
 
 
 def test_oom_daemon_is_seen_and_not_looked_for_in_a_container(tree: Tree) -> None:
-    assert doctor_machine.oom_daemon(tree.write({"run/.containerenv": ""})).level == "ok"
+    assert doctor_memory.oom_daemon(tree.write({"run/.containerenv": ""})).level == "ok"
     root = tree.write({"proc/77/comm": "systemd-oomd\n", "proc/78/comm": "earlyoom\n"})
-    assert doctor_machine.oom_daemon(root) == ok("oom", "earlyoom and systemd-oomd running")
+    assert doctor_memory.oom_daemon(root) == ok("oom", "earlyoom and systemd-oomd running")
 
 
 @pytest.mark.parametrize(("free_gib", "level"), [(212, "ok"), (3, "warn"), (0.1, "FIX")])
@@ -243,6 +255,91 @@ def test_disk_that_cannot_be_written_is_to_fix(tmp_path: Path) -> None:
     assert doctor_machine.disk(tmp_path / "file" / "home").level == "FIX"
 
 
+# power and heat
+
+FREQ = "sys/devices/system/cpu/cpu0/cpufreq"
+BATTERY = {"sys/class/power_supply/BAT0/type": "Battery\n", "sys/class/power_supply/BAT0/status": "Discharging\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "fix"),
+    [
+        ({}, None),
+        ({f"{FREQ}/scaling_governor": "schedutil\n", f"{FREQ}/scaling_driver": "acpi-cpufreq\n"}, None),
+        ({f"{FREQ}/scaling_governor": "powersave\n", f"{FREQ}/scaling_driver": "intel_pstate\n"}, None),
+        (
+            {f"{FREQ}/scaling_governor": "powersave\n", f"{FREQ}/scaling_driver": "acpi-cpufreq\n"},
+            "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+        ),
+        (
+            {
+                f"{FREQ}/scaling_governor": "powersave\n",
+                f"{FREQ}/scaling_driver": "amd-pstate-epp\n",
+                f"{FREQ}/energy_performance_preference": "power\n",
+                "usr/sbin/tuned-adm": "",
+            },
+            "sudo tuned-adm profile throughput-performance",
+        ),
+        (
+            {"sys/firmware/acpi/platform_profile": "low-power\n"},
+            "echo performance | sudo tee /sys/firmware/acpi/platform_profile",
+        ),
+        (
+            {"sys/firmware/acpi/platform_profile": "quiet\n", "usr/bin/powerprofilesctl": ""},
+            "powerprofilesctl set performance",
+        ),
+        (BATTERY, "plug in the charger"),
+        (BATTERY | {"sys/class/power_supply/AC/type": "Mains\n", "sys/class/power_supply/AC/online": "1\n"}, None),
+        (BATTERY | {"sys/class/power_supply/BAT0/scope": "Device\n"}, None),
+    ],
+)
+def test_power_that_is_held_down_gets_the_command_of_what_is_installed(
+    tree: Tree, files: dict[str, str], fix: str | None
+) -> None:
+    finding = doctor_power.power(tree.write(files))
+    assert finding.fix == fix
+    assert finding.level == ("ok" if fix is None else "warn")
+
+
+@pytest.mark.parametrize(
+    ("files", "level", "seen"),
+    [
+        ({}, "ok", "no sensor"),
+        ({"sys/class/hwmon/hwmon2/name": "k10temp\n", "sys/class/hwmon/hwmon2/temp1_input": "61250\n"}, "ok", "61 C"),
+        ({"sys/class/hwmon/hwmon2/name": "nvme\n", "sys/class/hwmon/hwmon2/temp1_input": "95000\n"}, "ok", "no sensor"),
+        (
+            {
+                "sys/class/hwmon/hwmon0/name": "coretemp\n",
+                "sys/class/hwmon/hwmon0/temp1_input": "72000\n",
+                "sys/class/hwmon/hwmon0/temp2_input": "87000\n",
+                "sys/class/hwmon/hwmon0/temp2_crit": "95000\n",
+            },
+            "warn",
+            "87 C",
+        ),
+        ({"sys/class/thermal/thermal_zone1/type": "x86_pkg_temp\n", "sys/class/thermal/thermal_zone1/temp": "92000\n"},
+         "warn", "92 C"),
+        ({"sys/class/thermal/thermal_zone1/type": "acpitz\n", "sys/class/thermal/thermal_zone1/temp": "99000\n"},
+         "ok", "no sensor"),
+        ({"sys/devices/system/cpu/cpu1/thermal_throttle/package_throttle_count": "12\n"},
+         "ok", "slowed down for heat 12 times"),
+    ],
+)  # fmt: skip
+def test_temperature_is_of_the_processor(tree: Tree, files: dict[str, str], level: str, seen: str) -> None:
+    finding = doctor_power.temperature(tree.write(files))
+    assert finding.level == level
+    assert seen in finding.seen
+
+
+def test_gpu_strain_is_told_of_cards_that_are_in_use() -> None:
+    cards = "NVIDIA GeForce RTX 3090, 24576, 570.86, 61, 350.00\nNVIDIA H200, 143771, 580.1, 88, 700.00\n"
+    assert gpu_strain(Config(), lambda: cards) == []
+    desktop, server = gpu_strain(fully({"engine_path": "/opt/llama-server"}), lambda: cards)
+    assert desktop.seen == "GPU 0 may draw 350 W and the processor its own: small supplies trip"
+    assert desktop.fix == "sudo nvidia-smi -i 0 -pl 280"
+    assert server == warn("gpu heat", "GPU 1 NVIDIA H200: 88 C", "sudo nvidia-smi -i 1 -pl 560")
+
+
 # graphics cards
 
 
@@ -255,7 +352,9 @@ def test_gpu_that_nvidia_smi_lists_is_idle(tree: Tree) -> None:
 
 def test_gpu_is_not_idle_where_the_engine_is_the_users_own(tree: Tree) -> None:
     config = fully({"models": {"big": {"engine_path": "/opt/llama-server"}}})
-    assert gpu(tree.root, config, lambda: "NVIDIA H200, 143771, 580.1\n").level == "ok"
+    finding = gpu(tree.root, config, lambda: "NVIDIA H200, 143771, 580.1, 41, 700.00\n")
+    assert finding.level == "ok"
+    assert finding.seen.startswith("GPU NVIDIA H200 140.4 GiB, driver 580.1, 41 C, 700 W limit;")
 
 
 @pytest.mark.parametrize(
@@ -448,7 +547,7 @@ def test_doctor_of_this_machine(has_model: bool, laya_home: Path, tmp_path: Path
     findings = msgspec.convert(json.loads(done[1].stdout), list[Finding])
     topics = [finding.topic for finding in findings if finding.topic != "found"]
     assert topics == [
-        *("cpu", "memory", "swap", "cgroup", "pressure", "oom", "disk", "gpu"),
+        *("cpu", "memory", "ceiling", "swap", "zram", "pressure", "oom", "power", "temperature", "disk", "gpu"),
         *("python", "engine", "router", "config", "port", "models", "hub"),
     ]
     must = [finding.topic for finding in findings if finding.level == "FIX"]
