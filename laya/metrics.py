@@ -72,9 +72,20 @@ class GatewayStats:
         self.added = Histogram(MICROSECONDS)
         self.models: dict[str, ModelStats] = {}
         self.unknown = ModelStats()  # requests that named no model there is
+        self.guard_steps: dict[str, int] = {}
+        self.unloads: dict[tuple[str, str], int] = {}  # (model, reason) -> engines that went
+        self.gpus: list[tuple[str, dict[str, int]]] = []  # (index, {free, own, others} -> bytes), as last read
 
     def model(self, model_id: str) -> ModelStats:
         return self.models.setdefault(model_id, ModelStats())
+
+    def count_guard_step(self, step: str) -> None:
+        self.guard_steps[step] = self.guard_steps.get(step, 0) + 1
+
+    def count_unload(self, model_id: str, reason: str) -> None:
+        """reason: idle, evicted, pressure, oom, crashed or requested."""
+        key = (model_id, reason)
+        self.unloads[key] = self.unloads.get(key, 0) + 1
 
 
 class LayaCollector(Collector):
@@ -96,6 +107,7 @@ class LayaCollector(Collector):
         yield from self._requests()
         yield from self._times()
         yield from self._memory()
+        yield from self._guard()
 
     def _requests(self) -> Iterator[Metric]:
         stats = self._stats
@@ -158,3 +170,16 @@ class LayaCollector(Collector):
             promised.add_metric((model_id,), n_promised)
             capacity.add_metric((model_id,), n_capacity)
         yield from (promised, capacity)
+
+    def _guard(self) -> Iterator[Metric]:
+        steps = CounterMetricFamily("laya_guard_steps", "Steps taken to give memory back", labels=("step",))
+        for step, count in self._stats.guard_steps.items():
+            steps.add_metric((step,), count)
+        unloads = CounterMetricFamily("laya_model_unloads", "Engines that went, by why", labels=("model", "reason"))
+        for labels, count in self._stats.unloads.items():
+            unloads.add_metric(labels, count)
+        gpus = GaugeMetricFamily("laya_gpu_memory_bytes", "Memory of a GPU by who holds it", labels=("gpu", "holder"))
+        for index, parts in self._stats.gpus:
+            for holder, n_bytes in parts.items():
+                gpus.add_metric((index, holder), n_bytes)
+        yield from (steps, unloads, gpus)

@@ -59,6 +59,10 @@ class Ceiling:
         """The file the child writes 0 to before it allocates; None where there is no group."""
         return str(self.folder / "cgroup.procs") if self.folder is not None else None
 
+    @property
+    def is_watched(self) -> bool:
+        return self.kind == "watched" and self._pid is not None
+
     def attend(self, pid: int, kill: Callable[[], None]) -> None:
         """The child is there; `kill` ends it."""
         self._pid, self._kill = pid, kill
@@ -71,7 +75,7 @@ class Ceiling:
 
     def check_watched(self) -> LimitHit | None:
         """Kill a child without a group that is over its limit."""
-        if self.folder is not None or self._pid is None or self._hit is not None:
+        if not self.is_watched or self._pid is None or self._hit is not None:
             return None
         held_bytes = resident_bytes(self._pid)
         if held_bytes <= self.limit_bytes:
@@ -134,6 +138,11 @@ class Ceilings:
         """What the model's last child was allowed."""
         ceiling = self._of_model.get(model_id)
         return ceiling.limit_bytes if ceiling is not None else None
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether a child runs that no group holds."""
+        return any(ceiling.is_watched for ceiling in self._of_model.values())
 
     def check_watched(self) -> list[str]:
         """Models whose child was over its limit, had no group to stop it, and was killed now."""

@@ -139,18 +139,7 @@ class EngineProcess:
 
     def measure(self) -> MemoryReading | None:
         """The child's memory now; None when there is no child."""
-        try:
-            status = Path(f"/proc/{self.pid}/status").read_text()
-        except OSError:
-            return None
-        kib = dict(re.findall(r"^(VmHWM|VmRSS|RssAnon):\s+(\d+) kB$", status, re.MULTILINE))
-        if len(kib) < 3:  # a zombie has no memory lines
-            return None
-        return MemoryReading(
-            peak_bytes=int(kib["VmHWM"]) * KIB,
-            resident_bytes=int(kib["VmRSS"]) * KIB,
-            anonymous_bytes=int(kib["RssAnon"]) * KIB,
-        )
+        return read_memory(self.pid) if self.pid is not None else None
 
     def _spawn(self) -> Child:
         if self._ceilings is not None and self.settings.ceiling_bytes is not None:
@@ -258,6 +247,22 @@ class EngineProcess:
             self.state = "exited"
             self.log.note(f"engine ended: {self.exit_reason}")
         return self.exit_reason
+
+
+def read_memory(pid: int) -> MemoryReading | None:
+    """What the kernel says of a process; None when it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    kib = dict(re.findall(r"^(VmHWM|VmRSS|RssAnon):\s+(\d+) kB$", status, re.MULTILINE))
+    if len(kib) < 3:  # a zombie has no memory lines
+        return None
+    return MemoryReading(
+        peak_bytes=int(kib["VmHWM"]) * KIB,
+        resident_bytes=int(kib["VmRSS"]) * KIB,
+        anonymous_bytes=int(kib["RssAnon"]) * KIB,
+    )
 
 
 def exit_words(returncode: int, said: str | None) -> str:

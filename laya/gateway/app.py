@@ -23,6 +23,7 @@ import laya
 from laya.errors import EngineFailed, InvalidRequest, LayaError, NotFound, nearest
 from laya.gateway.auth import KeyRing
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.events import Events
 from laya.gateway.fleet import Fleet
 from laya.gateway.gauge import ram
 from laya.gateway.heads import HOT_PATHS, new_request_id
@@ -78,8 +79,9 @@ class Guard:
 class Desk:
     """The handlers."""
 
-    def __init__(self, fleet: Fleet, stats: GatewayStats) -> None:
+    def __init__(self, fleet: Fleet, stats: GatewayStats, events: Events | None = None) -> None:
         self._fleet = fleet
+        self._events = events or Events()
         self._registry = CollectorRegistry()
         self._registry.register(LayaCollector(stats, fleet.statuses, lambda: fleet.budget().bytes, fleet.kv_tokens))
         self._stats = stats
@@ -161,6 +163,13 @@ class Desk:
             }
         )
 
+    async def events(self, request: Request) -> Response:
+        """What happened since the event with the id `after` (0: all that is kept)."""
+        after = request.query_params.get("after", "0")
+        if not after.isdecimal():
+            raise InvalidRequest(f"'after' is '{after}': expected the id of an event, a whole number.", param="after")
+        return reply({"events": self._events.after(int(after))})
+
     async def load(self, request: Request) -> Response:
         endpoint = self._fleet.find(request.path_params["model_id"])
         await self._fleet.load(endpoint)
@@ -226,6 +235,7 @@ def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
         Route("/v1/models", desk.models),
         Route("/v1/models/{model_id:path}", desk.model),
         Route("/admin/state", desk.state),
+        Route("/admin/events", desk.events),
         Route(admin + "/load", desk.load, methods=["POST"]),
         Route(admin + "/unload", desk.unload, methods=["POST"]),
         Route(admin + "/slots", desk.slots),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from laya.errors import (
@@ -23,7 +24,7 @@ from laya.gateway.endpoint import KINDS_OF
 from laya.gateway.engine_body import engine_body
 from laya.gateway.length import must_count, refuse_hopeless, settle_length
 from laya.gateway.outbox import Outbox
-from laya.gateway.relay import relay_for
+from laya.gateway.relay import broke_off, relay_for
 from laya.gateway.upstream import UpstreamConnection
 from laya.routing import NO_ENDPOINT, UNKNOWN_MODEL
 from laya.types import EndpointKind
@@ -57,6 +58,7 @@ class Dispatcher:
         self.keys = keys
         self.stats = stats
         self.outbox = Outbox()  # to clients
+        self.crash_error: Callable[[str, str], LayaError] = broke_off  # (model, reason); the guard knows better
         self._tasks: set[asyncio.Task[None]] = set()
 
     def arrive(self, exchange: Exchange, authorization: bytes | None, headers: list[tuple[bytes, bytes]]) -> None:

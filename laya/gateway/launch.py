@@ -5,7 +5,7 @@ from __future__ import annotations
 from laya.config import ResolvedModel
 from laya.engines.settings import EngineSettings, Pooling
 from laya.errors import NotSupported
-from laya.memory import read_facts
+from laya.memory import ceiling_bytes, read_facts
 from laya.types import ModelFile, Plan
 
 
@@ -38,5 +38,6 @@ def engine_settings(settings: ResolvedModel, file: ModelFile, plan: Plan, poolin
         pooling=pooling,
         chat_template=settings.chat_template or file.chat_template,
         engine_path=settings.engine_path,
+        ceiling_bytes=ceiling_bytes(plan),
         load_timeout_s=settings.load_timeout_s,
     )

@@ -36,6 +36,10 @@ _UNREADABLE = re.compile(r"(?i)failed to parse (?!input)|unable to generate pars
 ERROR_LIMIT_BYTES = 1024 * 1024
 
 
+def broke_off(model_id: str, reason: str) -> LayaError:
+    return EngineCrashed(f"The engine of '{model_id}' broke off: {reason}.")
+
+
 def relay_for(exchange: Exchange) -> Relay:
     """The way this exchange's answer goes."""
     parsed, endpoint = exchange.parsed, exchange.endpoint
@@ -86,7 +90,8 @@ class Relay:
             self.exchange.dispatcher.send_again(self.exchange)
         else:
             self.exchange.engine_lost = True
-            self.exchange.fail(EngineCrashed(f"The engine of '{_model_of(self.exchange)}' broke off: {reason}."))
+            model_id = _model_of(self.exchange)
+            self.exchange.fail(self.exchange.dispatcher.crash_error(model_id, reason))
 
     @property
     def is_whole(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import resource
 import signal
@@ -18,20 +19,23 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import uvicorn
 from starlette.applications import Starlette
 
 from laya.config import Config
+from laya.engines.process import EngineProcess
 from laya.engines.supervisor import Supervisor
 from laya.errors import ConfigError, LayaError, ServerStopping
 from laya.gateway.app import Desk, build_app
 from laya.gateway.auth import KeyRing
 from laya.gateway.dispatch import Dispatcher
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.events import Events
 from laya.gateway.fleet import Fleet
+from laya.gateway.guarding import GivesBack, Guarding, claim_ceilings
 from laya.gateway.limits import Limits
 from laya.gateway.protocol import LayaProtocol
 from laya.memory import Machine
@@ -144,7 +148,10 @@ class Gateway:
     def __init__(self, config: Config, *, home: Path, supervisor: Supervisor | None = None) -> None:
         self.stats = GatewayStats()
         self.router = RequestRouter()
-        self.supervisor = supervisor or Supervisor(logs_dir=home / "logs")
+        self.events = Events()
+        ceilings, self.ceiling_support = claim_ceilings()
+        make_engine = functools.partial(EngineProcess, ceilings=ceilings)
+        self.supervisor = supervisor or Supervisor(logs_dir=home / "logs", make_engine=make_engine)
         self.fleet = Fleet(
             config,
             home=home,
@@ -157,7 +164,16 @@ class Gateway:
         self.keys = KeyRing([(key.name, key.sha256) for key in config.server.api_keys], config.server.cors_origins)
         self.dispatcher = Dispatcher(self.fleet, self.router, self.keys, self.stats)
         self.fleet.pump = self.dispatcher.pump
-        self.desk = Desk(self.fleet, self.stats)
+        self.guarding = Guarding(
+            cast(GivesBack, self.fleet),
+            self.supervisor,
+            ceilings,
+            events=self.events,
+            stats=self.stats,
+            available_bytes=self.fleet.machine.available_bytes,
+        )
+        self.dispatcher.crash_error = self.guarding.crash_error
+        self.desk = Desk(self.fleet, self.stats, self.events)
 
     def protocol(self) -> type[LayaProtocol]:
         """The connection class of this server."""
@@ -214,7 +230,8 @@ def run(
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         gateway.desk.preloads_pending = len(wanted)
-        tasks = [asyncio.create_task(sweep(server, gateway)), asyncio.create_task(load_all())]
+        work = (sweep(server, gateway), gateway.guarding.run(), load_all())
+        tasks = [asyncio.create_task(each) for each in work]
         try:
             yield
         finally:

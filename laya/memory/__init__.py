@@ -11,13 +11,17 @@ import msgspec
 
 from laya.errors import BadModelFile, InsufficientMemory
 from laya.memory.admission import Admission
+from laya.memory.cgroup import mounts
 from laya.memory.engine_facts import LLAMA_SERVER, EngineFacts, built_in_engine
 from laya.memory.facts import ModelFacts, facts_before_download, read_facts
 from laya.memory.fit import fit
 from laya.memory.gguf import GgufHeader, read_header
+from laya.memory.gpu import GpuMeter
+from laya.memory.guard import Ladder, Reading, Step, ceiling_bytes
 from laya.memory.ledger import Ledger
 from laya.memory.machine import Budget, Machine, MachineFacts
 from laya.memory.planner import Model
+from laya.memory.pressure import PressureMeter, PressureTrigger
 from laya.memory.shape import ModelShape
 from laya.memory.sizes import size_text
 from laya.types import AskedSettings, Plan
@@ -28,11 +32,19 @@ __all__ = [
     "Budget",
     "EngineFacts",
     "GgufHeader",
+    "GpuMeter",
+    "Ladder",
     "Ledger",
     "Machine",
     "MachineFacts",
     "ModelFacts",
     "ModelShape",
+    "PressureMeter",
+    "PressureTrigger",
+    "Reading",
+    "Step",
+    "ceiling_bytes",
+    "mounts",
     "plan_before_download",
     "plan_file",
     "read_facts",
