@@ -1,14 +1,12 @@
 """Owns: reading the header of a GGUF file (versions 2 and 3, little endian) without trusting a single length in it.
 
 What a plan needs is the metadata and the tensor table, so arrays are walked, not built: only small numeric ones are
-kept (`head_count_kv` per layer), of the others the type, length and bytes. Reads go through `pread` into a buffer that
-grows with the header; a mapping would turn a file that shrinks meanwhile into a SIGBUS. Knows no architecture.
+kept (`head_count_kv` per layer), of the others the type, length and bytes. Reads go into a buffer that grows with the
+header, so that of a file on a server no more is fetched. Knows no architecture.
 """
 
 from __future__ import annotations
 
-import os
-import stat
 import struct
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +17,7 @@ import msgspec
 from laya.errors import BadModelFile
 from laya.memory.ggml import GGML_TYPES
 from laya.memory.lookalike import what_it_looks_like
+from laya.memory.source import ByteSource, opened
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -82,36 +81,25 @@ def read_header(path: Path) -> GgufHeader:
     Raises BadModelFile, naming the file and what is wrong: missing, a folder, unreadable, empty, of another kind,
     big-endian, of another version, corrupt, or shorter than its header promises.
     """
-    try:
-        # Without O_NONBLOCK the open of a named pipe would wait for a writer.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise BadModelFile(f"{path}: there is no such file.", param="model") from None
-    except OSError as error:
-        raise BadModelFile(f"{path}: cannot be read ({error.strerror}).", param="model") from None
-    try:
-        return _Reader(path, fd).header()
-    except OSError as error:
-        raise BadModelFile(f"{path}: cannot be read ({error.strerror}).", param="model") from None
-    finally:
-        os.close(fd)
+    with opened(path) as source:
+        return read_header_of(source)
+
+
+def read_header_of(source: ByteSource) -> GgufHeader:
+    """The header of a GGUF file wherever it lies; its `path` is the source's name. Raises as `read_header` does."""
+    return _Reader(source).header()
 
 
 class _Reader:
     """A cursor over the file. `_need` is the one gate: nothing is read, and nothing grows, past what it allows."""
 
-    def __init__(self, path: Path, fd: int) -> None:
-        self.path = path
-        self.fd = fd
+    def __init__(self, source: ByteSource) -> None:
+        self.path = Path(source.name)
+        self.source = source
         self.position = 0
         self.buffer = bytearray()
         self.strings_left = MAX_STRINGS
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            self._fail("is a folder, not a .gguf file.")
-        if not stat.S_ISREG(status.st_mode):
-            self._fail("is not a regular file.")
-        self.file_bytes = status.st_size
+        self.file_bytes = source.file_bytes
 
     def header(self) -> GgufHeader:
         version = self._version()
@@ -143,7 +131,7 @@ class _Reader:
     def _version(self) -> int:
         if self.file_bytes == 0:
             self._fail("is empty (0 bytes); pull it again.")
-        start = os.pread(self.fd, 512, 0)
+        start = self.source.read(0, 512)
         if start[:4] != MAGIC:
             self._fail(f"is not a GGUF file; {what_it_looks_like(start)}.")
         self.position = 4
@@ -165,7 +153,7 @@ class _Reader:
             self._corrupt(f"its header goes on past {MAX_HEADER_BYTES >> 20} MiB")
         goal = min(max(end, 2 * len(self.buffer), FIRST_READ_BYTES), self.file_bytes)
         while len(self.buffer) < goal:
-            piece = os.pread(self.fd, goal - len(self.buffer), len(self.buffer))
+            piece = self.source.read(len(self.buffer), goal - len(self.buffer))
             if not piece:
                 self._fail("became shorter while it was read.")
             self.buffer += piece

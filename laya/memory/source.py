@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -81,31 +82,49 @@ class LocalFile:
     def file_bytes(self) -> int:
         """Bytes of the whole file, as they were at the first look."""
         if self._file_bytes is None:
-            try:
-                status = self.path.stat()
-            except FileNotFoundError:
-                raise BadModelFile(f"{self.path}: there is no such file.", param="model") from None
-            except OSError as error:
-                raise self._unreadable(error) from None
-            if not stat.S_ISREG(status.st_mode):  # before any open: a named pipe would wait for a writer
-                raise BadModelFile(f"{self.path} is not a regular file.", param="model")
-            self._file_bytes = status.st_size
+            with opened(self.path) as file:
+                self._file_bytes = file.file_bytes
         return self._file_bytes
 
     def read(self, offset: int, n_bytes: int) -> bytes:
         """The bytes at `offset`, fewer where the file ends."""
-        wanted = max(0, min(n_bytes, self.file_bytes - offset))
-        try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                return os.pread(fd, wanted, offset)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise self._unreadable(error) from None
+        with opened(self.path) as file:
+            return file.read(offset, max(0, min(n_bytes, self.file_bytes - offset)))
 
-    def _unreadable(self, error: OSError) -> BadModelFile:
-        return BadModelFile(f"{self.path}: cannot be read ({error.strerror}).", param="model")
+
+@contextmanager
+def opened(path: Path) -> Iterator[ByteSource]:
+    """A file on this disk that stays open, so that all reads are of one file. Raises BadModelFile naming it."""
+    try:
+        # Without O_NONBLOCK the open of a named pipe would wait for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise BadModelFile(f"{path}: there is no such file.", param="model") from None
+    except OSError as error:
+        raise BadModelFile(f"{path}: cannot be read ({error.strerror}).", param="model") from None
+    try:
+        yield _OpenFile(path, fd)
+    except OSError as error:
+        raise BadModelFile(f"{path}: cannot be read ({error.strerror}).", param="model") from None
+    finally:
+        os.close(fd)
+
+
+class _OpenFile:
+    """A descriptor as a `ByteSource`."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.name = str(path)
+        self.fd = fd
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise BadModelFile(f"{path} is a folder, not a .gguf file.", param="model")
+        if not stat.S_ISREG(status.st_mode):
+            raise BadModelFile(f"{path} is not a regular file.", param="model")
+        self.file_bytes = status.st_size
+
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        return os.pread(self.fd, n_bytes, offset)
 
 
 def whole(path: Path, most_bytes: int) -> bytes:
