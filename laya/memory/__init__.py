@@ -18,8 +18,10 @@ from laya.memory.fit import fit
 from laya.memory.gguf import GgufHeader, read_header
 from laya.memory.gpu import GpuMeter
 from laya.memory.guard import Ladder, Reading, Step, ceiling_bytes
+from laya.memory.hf import HfFacts, facts_of_hf
 from laya.memory.ledger import Ledger
 from laya.memory.machine import Budget, Machine, MachineFacts
+from laya.memory.plan_source import plan_source
 from laya.memory.planner import Model
 from laya.memory.pressure import PressureMeter, PressureTrigger
 from laya.memory.shape import ModelShape
@@ -33,6 +35,7 @@ __all__ = [
     "EngineFacts",
     "GgufHeader",
     "GpuMeter",
+    "HfFacts",
     "Ladder",
     "Ledger",
     "Machine",
@@ -44,9 +47,11 @@ __all__ = [
     "Reading",
     "Step",
     "ceiling_bytes",
+    "facts_of_hf",
     "mounts",
     "plan_before_download",
     "plan_file",
+    "plan_source",
     "read_facts",
     "read_header",
     "refusal",

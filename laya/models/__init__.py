@@ -15,6 +15,7 @@ from laya.models.library import (
     resolve,
 )
 from laya.models.pulling import Offer, pull, size_text
+from laya.models.remote import RemoteModel, is_remote, open_remote
 from laya.models.sources import Progress
 
 __all__ = [
@@ -23,11 +24,14 @@ __all__ = [
     "ModelCard",
     "Offer",
     "Progress",
+    "RemoteModel",
     "Shape",
     "available",
     "default_model",
     "entries",
     "home_path",
+    "is_remote",
+    "open_remote",
     "pull",
     "remove",
     "resolve",
