@@ -26,6 +26,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from laya.config import Config
+from laya.engines.ceiling import Ceilings
 from laya.engines.process import EngineProcess
 from laya.engines.supervisor import Supervisor
 from laya.errors import ConfigError, LayaError, ServerStopping
@@ -149,9 +150,13 @@ class Gateway:
         self.stats = GatewayStats()
         self.router = RequestRouter()
         self.events = Events()
-        ceilings, self.ceiling_support = claim_ceilings()
-        make_engine = functools.partial(EngineProcess, ceilings=ceilings)
-        self.supervisor = supervisor or Supervisor(logs_dir=home / "logs", make_engine=make_engine)
+        ceilings = Ceilings()
+        if supervisor is None:
+            ceilings, support = claim_ceilings()
+            logger.info("%s", support.words)
+            make_engine = functools.partial(EngineProcess, ceilings=ceilings)
+            supervisor = Supervisor(logs_dir=home / "logs", make_engine=make_engine)
+        self.supervisor = supervisor
         self.fleet = Fleet(
             config,
             home=home,
