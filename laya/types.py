@@ -55,6 +55,8 @@ class AskedSettings(msgspec.Struct, frozen=True, kw_only=True):
     mmap: bool = True
     mmproj_path: Path | None = None
     draft_path: Path | None = None
+    gpu_layers: int | None = None  # layers on GPUs, the output counted as one; None: as many as fit
+    experts_on_cpu: int | None = None  # the first so many layers keep their experts in RAM
 
 
 class PlannedSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +73,8 @@ class PlannedSettings(msgspec.Struct, frozen=True, kw_only=True):
     n_threads: int
     task: Task
     mmap: bool
+    gpu_layers: int = 0
+    experts_on_cpu: int = 0
 
 
 class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):

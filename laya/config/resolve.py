@@ -65,6 +65,8 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
             mmap=self.mmap,
             mmproj_path=self.mmproj,
             draft_path=self.draft,
+            gpu_layers=self.gpu_layers,
+            experts_on_cpu=self.experts_on_cpu,
         )
 
 

@@ -11,14 +11,6 @@ from laya.memory.load import Load
 STATE_BYTES = 4  # recurrent state is f32 whatever the type of the cache
 
 
-def kv_cache(load: Load) -> int:
-    return sum(kv_by_layer(load))
-
-
-def state(load: Load) -> int:
-    return sum(state_by_layer(load))
-
-
 def kv_by_layer(load: Load) -> tuple[int, ...]:
     """Bytes of the cache of each layer, all sequences together."""
     ggml_type = kv_cache_type(load.settings.kv_cache_dtype)
@@ -36,6 +28,13 @@ def state_by_layer(load: Load) -> tuple[int, ...]:
     """Bytes of recurrent state of each layer, all sequences together, with what a draft may have to roll back."""
     copies = load.settings.max_num_seqs * (1 + load.n_rollback)
     return tuple(STATE_BYTES * copies * (layer.conv + layer.state) for layer in load.facts.shape.layers)
+
+
+def draft_layers_kv(load: Load, dtype: str) -> int:
+    """Bytes of the cache of the layers that predict further tokens: each as wide as the widest of the model's."""
+    row_bytes = kv_cache_type(dtype).row_bytes
+    widest = max((row_bytes(layer.k) + row_bytes(layer.v) for layer in load.facts.shape.layers), default=0)
+    return load.facts.shape.n_layer_nextn * load.cells * widest
 
 
 def kv_bytes_per_token(facts: ModelFacts, ggml_type: GgmlType) -> int:

@@ -6,7 +6,8 @@ Made from the headers of all files of a model, or, before a download, from a sha
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,10 +16,16 @@ from laya.errors import BadModelFile
 from laya.memory.gguf import ArrayInfo, GgufHeader, TensorInfo, read_header
 from laya.memory.gguf_shape import read_shape
 from laya.memory.shape import ModelShape
+from laya.memory.sizing import even_groups, matrix_bytes_of_size
+from laya.memory.weights import INPUT_LAYER, WeightGroup
 from laya.memory.work import Matrices, matrices_of
 
 REPACK_ROWS = 8  # llama.cpp repacks a matrix whose rows divide into groups of this many
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+# Read row by row from host memory, whatever lies on a GPU; of the rest without a layer, the output is one of its own.
+_INPUT = re.compile(r"token_embd|token_types|position_embd|per_layer_token_embd|ple_|altup_")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+_EXPERT = re.compile(r"\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps\.")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
@@ -29,6 +36,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int  # all tensors
     matrix_bytes: dict[str, int]  # type -> what matrix products read and an engine may therefore copy
     tied_output: tuple[str, int] | None  # type and bytes of an embedding that is the output matrix too
+    groups: tuple[WeightGroup, ...] = ()  # the same bytes as `weights_bytes`, by layer
     n_ff_matrices: int  # of a dense feed-forward layer: 3 with a gate, 2 without, 0 where there is none
     n_tensors: int
     n_tokens: int
@@ -69,13 +77,15 @@ def facts_of(headers: Sequence[GgufHeader]) -> ModelFacts:
     for tensor in tensors:
         if is_matrix(tensor) and (tensor.name != _EMBEDDING or is_tied):
             matrix_bytes[tensor.type_name] = matrix_bytes.get(tensor.type_name, 0) + tensor.n_bytes
+    shape = read_shape(first.path, first.metadata)
     tokens = first.metadata.get("tokenizer.ggml.tokens")
     merges = first.metadata.get("tokenizer.ggml.merges")
     return ModelFacts(
-        shape=read_shape(first.path, first.metadata),
+        shape=shape,
         weights_bytes=sum(tensor.n_bytes for tensor in tensors),
         matrix_bytes=matrix_bytes,
         tied_output=(embedding.type_name, embedding.n_bytes) if embedding is not None and is_tied else None,
+        groups=_groups(tensors, shape.n_layer),
         n_ff_matrices=_n_ff_matrices(tensors),
         n_tensors=len(tensors),
         n_tokens=tokens.length if isinstance(tokens, ArrayInfo) else 0,
@@ -83,6 +93,15 @@ def facts_of(headers: Sequence[GgufHeader]) -> ModelFacts:
         vocabulary_bytes=tokens.content_bytes if isinstance(tokens, ArrayInfo) else 0,
         matrices=matrices_of(tensors),
     )
+
+
+def _groups(tensors: Iterable[TensorInfo], n_layer: int) -> tuple[WeightGroup, ...]:
+    sizes: dict[tuple[int, bool], list[int]] = defaultdict(list)
+    for tensor in tensors:
+        block = _BLOCK.match(tensor.name)
+        layer = int(block[1]) if block else INPUT_LAYER if _INPUT.match(tensor.name) else n_layer
+        sizes[layer, bool(_EXPERT.search(tensor.name))].append(tensor.n_bytes)
+    return tuple(WeightGroup(*key, sum(group), max(group)) for key, group in sorted(sizes.items()))
 
 
 def _n_ff_matrices(tensors: Sequence[TensorInfo]) -> int:
@@ -104,13 +123,14 @@ def is_matrix(tensor: TensorInfo) -> bool:
 def facts_before_download(shape: ModelShape, file_bytes: int, weights_type: str) -> ModelFacts:
     """Facts of a file that is not here yet: an upper bound where only its header would tell.
 
-    weights_type: what most weights are in, e.g. "Q4_K"; they are all counted as matrices of it.
+    weights_type: what most weights are in, e.g. "Q4_K"; how many of them are, the file's size tells.
     """
     return ModelFacts(
         shape=shape,
         weights_bytes=file_bytes,
-        matrix_bytes={weights_type: file_bytes},
+        matrix_bytes={weights_type: matrix_bytes_of_size(shape, file_bytes, weights_type)},
         tied_output=None,
+        groups=even_groups(shape, file_bytes),
         n_ff_matrices=3,
         n_tensors=14 * shape.n_layer + 3,
         n_tokens=shape.n_vocab,

@@ -45,7 +45,13 @@ FILE_TYPES = {
 
 _KV_NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 _BY_NAME = {ggml_type.name.lower(): ggml_type for ggml_type in GGML_TYPES.values()}
+TYPE_NAMES = tuple(ggml_type.name for ggml_type in GGML_TYPES.values())
 KV_CACHE_TYPES = {name: _BY_NAME[name] for name in _KV_NAMES}
+
+
+def type_named(name: str) -> GgmlType | None:
+    """The type with this name in any case, or None."""
+    return _BY_NAME.get(name.lower())
 
 
 def kv_cache_type(name: str) -> GgmlType:

@@ -7,6 +7,7 @@ import msgspec
 from laya.memory.engine_facts import EngineFacts
 from laya.memory.facts import ModelFacts
 from laya.memory.layers import LayerShape
+from laya.memory.placement import CPU, layer_devices
 from laya.types import PlannedSettings
 
 SLOT_PADDING = 256  # llama.cpp rounds the context of a slot, of the pool and of a window up to this
@@ -25,8 +26,23 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineFacts
     draft: ModelFacts | None = None
     projector_bytes: int = 0  # of the projector's file
+    gpu_free_bytes: tuple[int, ...] = ()  # of each GPU that may be used; layers are shared out in proportion
+    # What the built-in engine is not started with, so that a plan of it says 0; another engine's defaults differ.
     swa_full: bool = False  # layers with a window keep every token all the same
     n_rollback: int = 0  # recurrent states kept beside the current one, to undo a draft's tokens
+    mtp: bool = False  # the model's own layers for multi-token prediction draft
+    prompt_cache_bytes: int = 0
+    n_checkpoints: int = 0  # per sequence
+
+    @property
+    def layer_devices(self) -> tuple[str, ...]:
+        """The device of each layer and, last, of the output."""
+        return layer_devices(self.facts.shape.n_layer, self.settings.gpu_layers, self.gpu_free_bytes)
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs that have a layer."""
+        return tuple(dict.fromkeys(device for device in self.layer_devices if device != CPU))
 
     @property
     def n_streams(self) -> int:

@@ -14,13 +14,13 @@ import msgspec
 from laya.errors import BadModelFile, nearest
 from laya.memory.facts import ModelFacts, facts_before_download
 from laya.memory.families import CACHED_LAYERS, RECURRENT, WINDOWS
-from laya.memory.ggml import GGML_TYPES
+from laya.memory.ggml import TYPE_NAMES, type_named
 from laya.memory.layers import LayerShape, RecurrentShape, attention_layers, pattern, windowed, with_recurrent
 from laya.memory.shape import ModelShape
+from laya.memory.sizing import n_parameters
 
 MAX_FILE_BYTES = 1 << 20
 MAX_COUNT = 1 << 24
-WEIGHT_TYPES = {ggml_type.name.lower(): ggml_type for ggml_type in GGML_TYPES.values()}
 _PERIOD = re.compile(r"period (\d+)|(\d+) swa : 1 full")
 
 
@@ -107,16 +107,16 @@ def read_params(path: Path) -> ModelFacts:
         raise _fault(path, f"params.{missing[0]} is missing")
     if not shape.n_ff and not shape.n_ff_expert and not shape.is_recurrent:
         raise _fault(path, "params.n_ff is missing (with experts: n_ff_exp)")
-    ggml_type = WEIGHT_TYPES.get(described.weights_type.lower())
+    ggml_type = type_named(described.weights_type)
     if ggml_type is None:
-        close = nearest(described.weights_type.lower(), WEIGHT_TYPES)
+        close = nearest(described.weights_type.upper(), TYPE_NAMES)
         raise _fault(path, f"weights_type {described.weights_type!r} is no type of weights" + _did_you_mean(close))
     n_bytes = described.weights_bytes or -(-n_parameters(shape) * ggml_type.block_bytes // ggml_type.block)
     return facts_before_download(shape, n_bytes, ggml_type.name)
 
 
 def shape_of(architecture: str, params: dict[str, Any]) -> ModelShape:
-    """The shape these figures describe, 0 for what is left out. Raises ValueError naming an unknown or impossible key."""
+    """The shape of these figures, 0 for what is left out. Raises ValueError naming an unknown or impossible key."""
     for name in params:
         if name not in _Params.__struct_fields__:
             raise ValueError(f"params.{name} is not known" + _did_you_mean(nearest(name, _Params.__struct_fields__)))
@@ -199,20 +199,6 @@ def _recurrent(given: _Params, architecture: str) -> RecurrentShape:
         kda_head_dim=given.kda_head_dim,
         lightning_head_dim=given.head_dim_k if architecture == "minimax-01" else 0,
     )
-
-
-def n_parameters(shape: ModelShape) -> int:
-    """Weights of a model of this shape: embedding and output apart, gated feed-forward, all experts."""
-    q = shape.head_dim_k * max(shape.n_head, default=0)
-    widths = shape.recurrent
-    total = 2 * shape.n_vocab * shape.n_embd + shape.n_embd_per_layer * shape.n_layer * shape.n_vocab
-    experts = shape.n_expert or shape.n_expert_used
-    feed_forward = 3 * shape.n_embd * max(shape.n_ff, experts * shape.n_ff_expert + shape.n_ff_shared)
-    for layer in shape.layers:
-        mixer = shape.n_embd * (2 * q + layer.k + layer.v) if layer.k or not layer.state else 0
-        state = shape.n_embd * (3 * widths.inner + 2 * widths.groups * widths.state) if layer.state else 0
-        total += feed_forward + mixer + state
-    return total
 
 
 def _did_you_mean(close: str | None) -> str:

@@ -18,6 +18,7 @@ from laya.memory.terms import terms_by_device
 from laya.types import AskedSettings, PlannedSettings
 
 MAX_NUM_SEQS = 256  # llama.cpp's own limit
+DRAFT_TOKENS = 3  # llama.cpp's speculative.draft.n_max: what recurrent state must be able to go back
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +38,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     n_cores: int
     draft: ModelFacts | None = None
     projector_bytes: int = 0
+    gpu_free_bytes: tuple[int, ...] = ()  # what may be used of each GPU
 
     @property
     def shape(self) -> ModelShape:
@@ -63,7 +65,17 @@ def decide(model: Model, asked: AskedSettings, choice: Choice) -> PlannedSetting
         n_threads=asked.n_threads or model.n_cores,
         task=asked.task,
         mmap=asked.mmap,
+        gpu_layers=_asked_gpu_layers(model, asked),
+        experts_on_cpu=asked.experts_on_cpu or 0,
     )
+
+
+def _asked_gpu_layers(model: Model, asked: AskedSettings) -> int:
+    """Layers on GPUs as asked; the output counts as one more. Not asked: all, where there is a GPU."""
+    if not model.gpu_free_bytes:
+        return 0
+    every = model.shape.n_layer + 1
+    return every if asked.gpu_layers is None else min(asked.gpu_layers, every)
 
 
 def price(model: Model, settings: PlannedSettings) -> dict[str, dict[str, int]]:
@@ -74,6 +86,8 @@ def price(model: Model, settings: PlannedSettings) -> dict[str, dict[str, int]]:
         engine=model.engine,
         draft=model.draft,
         projector_bytes=model.projector_bytes,
+        gpu_free_bytes=model.gpu_free_bytes,
+        n_rollback=DRAFT_TOKENS if model.draft is not None and model.shape.is_recurrent else 0,
     )
     return terms_by_device(load)
 
