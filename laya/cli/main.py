@@ -24,6 +24,7 @@ from laya.cli.output import OUTPUT_ERRORS, drop_stdout, prepare_streams, shown
 from laya.cli.plan import plan
 from laya.cli.running import load, logs, ps, unload
 from laya.cli.serve import run, serve
+from laya.cli.service import service_app
 from laya.cli.smoke import smoke
 from laya.errors import LayaError
 
@@ -56,6 +57,7 @@ app.command()(doctor)
 app.command(rich_help_panel=_MORE)(smoke)
 app.command(rich_help_panel=_MORE, context_settings=_FLAGS_PASS)(bench)
 app.add_typer(config_app, name="config", rich_help_panel=_MORE)
+app.add_typer(service_app, name="service", rich_help_panel=_MORE)
 
 
 def main(argv: list[str] | None = None) -> None:
