@@ -24,7 +24,7 @@ from laya.memory.hf_weights import (
     quantized_bits,
     weights_of,
 )
-from laya.memory.safetensors import model_files, read_tensors
+from laya.memory.safetensors import model_files, read_tables
 from laya.memory.shape import ModelShape
 from laya.memory.source import LocalFile, LocalModel, ModelSource, whole
 
@@ -87,7 +87,7 @@ def facts_of_source(source: ModelSource) -> HfFacts:
     whole_bytes = dtype_bytes(config)
     if source.files:
         files = model_files(source.name, source.files, source.index)
-        weights = weights_of(read_tensors(files), shape)
+        weights = weights_of(read_tables(files), shape)
         if not weights.n_tensors:
             raise BadModelFile(f"{source.name}: its safetensors files hold no tensors.", param="model")
     else:

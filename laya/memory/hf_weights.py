@@ -15,10 +15,11 @@ import msgspec
 from laya.memory.hf_config import HfConfig
 from laya.memory.hf_names import DTYPE_BYTES, QUANTIZED_BITS
 from laya.memory.hf_parameters import is_gated, is_tied, parameters_of
-from laya.memory.safetensors import SafeTensor
+from laya.memory.safetensors import DTYPE_BITS, SafeTensor
 from laya.memory.shape import ModelShape
 
-_LAYER = re.compile(r"\.(?:layers|layer|h|blocks|block)\.(\d+)\.")
+# What stands before the number of a layer, the number, and what follows without the number of an expert.
+_NUMBERED = re.compile(r"(.*?\b(?:layers|layer|h|blocks|block)\.)(\d+)\.(?:[^.]+\.)?(?:experts\.\d+\.)?(.*)")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight",
                "embed_in.weight", "embeddings.weight", "embedding.weight")  # fmt: skip
 _OUTPUTS = ("lm_head.weight", "embed_out.weight", "output.weight")
@@ -28,6 +29,8 @@ _ENCODER = re.compile(
 )
 _NEXTN = re.compile(r"(?:model\.|language_model\.)*mtp")
 _GATES = ("gate_proj", "gate_up", "w3.", "linear_v")
+_SCALES = ("_scale", "scale_inv", "scales", "zeros", "zero_point")
+_PACKED = frozenset({"I32", "U8", "F4"})
 # Matrices that every GPU of a tensor-parallel group holds whole: latent attention's compressions and the routers.
 _WHOLE = ("_a_proj", "indexer", "router", ".gate.weight", "a_proj_with_mqa")
 
@@ -49,71 +52,81 @@ class HfWeights(msgspec.Struct, frozen=True, kw_only=True):
     is_computed: bool  # True: from the config alone
 
 
-class _Sums:
-    """What is added up while tensors pass by."""
+class _Kind:
+    """Tensors that differ only in the numbers of their layer and expert."""
 
-    def __init__(self, n_layer: int) -> None:
-        self.layers = [0] * n_layer
-        self.by_dtype: dict[str, int] = {}
-        self.total = self.whole = self.nextn = self.embedding = self.output = self.float32 = 0
-        self.n_tensors = self.n_elements = 0
-        self.is_gated = self.is_packed = False
+    __slots__ = ("dtype", "layers", "n_bytes", "n_tensors", "name", "rank")
 
-    def add(self, tensor: SafeTensor) -> None:
-        name, n_bytes = tensor.name, tensor.n_bytes
-        self.n_tensors += 1
-        self.total += n_bytes
-        is_matrix = len(tensor.shape) > 1
-        if is_matrix:
-            self.by_dtype[tensor.dtype] = self.by_dtype.get(tensor.dtype, 0) + n_bytes
-        if tensor.dtype == "F32":
-            self.float32 += n_bytes
-        self._count(tensor)
-        if _ENCODER.match(name):
-            self.whole += n_bytes
-            return
-        if not is_matrix or any(part in name for part in _WHOLE):
-            self.whole += n_bytes
-        found = _LAYER.search(name)
-        layer = int(found[1]) if found else -1
-        if layer >= len(self.layers) or _NEXTN.match(name):
-            self.nextn += n_bytes
-        elif layer >= 0:
-            self.layers[layer] += n_bytes
-            self.is_gated = self.is_gated or (is_matrix and any(gate in name for gate in _GATES))
-        elif name.endswith(_EMBEDDINGS):
-            self.embedding += n_bytes
-        elif name.endswith(_OUTPUTS):
-            self.output += n_bytes
-
-    def _count(self, tensor: SafeTensor) -> None:
-        self.is_packed = self.is_packed or tensor.dtype in ("I32", "U8", "F4")
-        if not tensor.name.endswith(("_scale", "scale_inv", "scales", "zeros")):
-            elements = 1
-            for size in tensor.shape:
-                elements *= size
-            self.n_elements += elements
+    def __init__(self, name: str, dtype: str, rank: int) -> None:
+        self.name = name  # without its numbers
+        self.dtype = dtype
+        self.rank = rank
+        self.n_tensors = self.n_bytes = 0
+        self.layers: dict[int, int] = {}  # number of the layer, -1 outside of one -> bytes
 
 
-def weights_of(tensors: Iterable[SafeTensor], shape: ModelShape) -> HfWeights:
+def _kinds(tables: Iterable[dict[str, SafeTensor]]) -> list[_Kind]:
+    """The tensors by kind, of which a model has a hundred where it has a hundred thousand tensors."""
+    kinds: dict[tuple[str, str, str, int], _Kind] = {}
+    numbered = _NUMBERED.match
+    for tensors in tables:
+        for name, tensor in tensors.items():
+            found = numbered(name)
+            before, layer, after = found.groups() if found is not None else (name, "-1", "")
+            key = (before, after, tensor.dtype, len(tensor.shape))
+            kind = kinds.get(key)
+            if kind is None:
+                kind = kinds[key] = _Kind(before + after, tensor.dtype, len(tensor.shape))
+            first, last = tensor.data_offsets
+            kind.n_tensors += 1
+            kind.n_bytes += last - first
+            number = int(layer)
+            kind.layers[number] = kind.layers.get(number, 0) + last - first
+    return list(kinds.values())
+
+
+def weights_of(tables: Iterable[dict[str, SafeTensor]], shape: ModelShape) -> HfWeights:
     """The sums over the tensor tables of a model's files."""
-    sums = _Sums(shape.n_layer)
-    for tensor in tensors:
-        sums.add(tensor)
+    kinds = _kinds(tables)
+    in_model = [kind for kind in kinds if not _ENCODER.match(kind.name)]
+    matrices = [kind for kind in kinds if kind.rank > 1]
+    by_dtype: dict[str, int] = {}
+    for kind in matrices:
+        by_dtype[kind.dtype] = by_dtype.get(kind.dtype, 0) + kind.n_bytes
+    layers = [0] * shape.n_layer
+    nextn = 0
+    for kind in in_model:
+        for number, n_bytes in kind.layers.items():
+            if number >= shape.n_layer or _NEXTN.match(kind.name):
+                nextn += n_bytes
+            elif number >= 0:
+                layers[number] += n_bytes
+    is_packed = any(kind.dtype in _PACKED for kind in matrices)
     return HfWeights(
-        total_bytes=sums.total,
-        layer_bytes=tuple(sums.layers),
-        whole_bytes=sums.whole,
-        nextn_bytes=sums.nextn,
-        embedding_bytes=sums.embedding,
-        output_bytes=sums.output,
-        by_dtype=sums.by_dtype,
-        float32_bytes=sums.float32,
-        n_tensors=sums.n_tensors,
-        n_parameters=0 if sums.is_packed else sums.n_elements,
-        is_gated=sums.is_gated,
+        total_bytes=sum(kind.n_bytes for kind in kinds),
+        layer_bytes=tuple(layers),
+        whole_bytes=sum(kind.n_bytes for kind in kinds if _is_whole(kind)),
+        nextn_bytes=nextn,
+        embedding_bytes=sum(kind.n_bytes for kind in in_model if kind.name.endswith(_EMBEDDINGS)),
+        output_bytes=sum(kind.n_bytes for kind in in_model if kind.name.endswith(_OUTPUTS)),
+        by_dtype=by_dtype,
+        float32_bytes=sum(kind.n_bytes for kind in kinds if kind.dtype == "F32"),
+        n_tensors=sum(kind.n_tensors for kind in kinds),
+        n_parameters=0 if is_packed else sum(_elements(kind) for kind in kinds),
+        is_gated=any(gate in kind.name for kind in matrices for gate in _GATES),
         is_computed=False,
     )
+
+
+def _is_whole(kind: _Kind) -> bool:
+    """Whether each GPU of a tensor-parallel group holds these whole."""
+    return kind.rank < 2 or bool(_ENCODER.match(kind.name)) or any(part in kind.name for part in _WHOLE)
+
+
+def _elements(kind: _Kind) -> int:
+    if kind.name.endswith(_SCALES):
+        return 0
+    return kind.n_bytes * 8 // DTYPE_BITS.get(kind.dtype, 8)
 
 
 def computed_weights(config: HfConfig, shape: ModelShape) -> HfWeights:

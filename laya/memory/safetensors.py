@@ -1,8 +1,8 @@
 """Owns: reading the headers of safetensors files, without a tensor and without trusting a length in them.
 
 A header is 8 bytes of length (little endian) and a JSON object: tensor name -> dtype, shape, first and last byte. A
-model of 100 files and 200 000 tensors is read file by file and handed on tensor by tensor, so that never more than one
-file's table is held. Knows no architecture.
+model of 100 files and 200 000 tensors is read and handed on file by file, so that never more than a few tables are
+held. Knows no architecture.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
-from typing import NamedTuple, NoReturn
+from typing import Annotated
 
 import msgspec
 
@@ -32,21 +32,18 @@ DTYPE_BITS = {
 }  # fmt: skip
 
 
-class SafeTensor(NamedTuple):
-    """One tensor of the table. `shape` as PyTorch says it: rows first."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    n_bytes: int
+_Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Row(msgspec.Struct, gc=False):
-    """A tensor as the header has it; of `__metadata__`, which is texts by name, nothing is read."""
+class SafeTensor(msgspec.Struct, gc=False):
+    """One tensor as a header has it. `shape` as PyTorch says it: rows first.
+
+    `__metadata__`, which is texts by name, reads as one without bytes.
+    """
 
     dtype: str = ""
-    shape: tuple[int, ...] = ()
-    data_offsets: tuple[int, int] = (0, 0)
+    shape: tuple[_Size, ...] = ()
+    data_offsets: tuple[_Size, _Size] = (0, 0)  # of its first byte and after its last
 
 
 class _Index(msgspec.Struct):
@@ -55,7 +52,7 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-_HEADER = msgspec.json.Decoder(dict[str, _Row])
+_HEADER = msgspec.json.Decoder(dict[str, SafeTensor])
 
 
 def model_files(name: str, files: Mapping[str, ByteSource], index: bytes | None) -> list[ByteSource]:
@@ -84,19 +81,19 @@ def model_files(name: str, files: Mapping[str, ByteSource], index: bytes | None)
     return [files[file] for file in named]
 
 
-def read_tensors(sources: list[ByteSource]) -> Iterator[SafeTensor]:
-    """Every tensor of the files, in their order. Raises BadModelFile naming the file and what is wrong."""
+def read_tables(sources: list[ByteSource]) -> Iterator[dict[str, SafeTensor]]:
+    """The tensors of each file, by name. Raises BadModelFile naming the file and what is wrong."""
     n_tensors = 0
     with ThreadPoolExecutor(max_workers=READERS) as pool:
         # A window of files, not all at once: their headers are dropped as they are used.
         for start in range(0, len(sources), READERS):
             window = sources[start : start + READERS]
             for source, text in zip(window, pool.map(_header_text, window), strict=True):
-                for tensor in _tensors(source, text):
-                    n_tensors += 1
-                    if n_tensors > MAX_TENSORS:
-                        raise _fault(source, f"is corrupt: the model claims more than {MAX_TENSORS} tensors")
-                    yield tensor
+                tensors = _tensors(source, text)
+                n_tensors += len(tensors)
+                if n_tensors > MAX_TENSORS:
+                    raise _fault(source, f"is corrupt: the model claims more than {MAX_TENSORS} tensors")
+                yield tensors
 
 
 def _header_text(source: ByteSource) -> bytes:
@@ -123,33 +120,30 @@ def _header_text(source: ByteSource) -> bytes:
     return text
 
 
-def _tensors(source: ByteSource, text: bytes) -> Iterator[SafeTensor]:
+def _tensors(source: ByteSource, text: bytes) -> dict[str, SafeTensor]:
     data_bytes = source.file_bytes - 8 - len(text)
     try:
-        rows = _HEADER.decode(text)
+        tensors = _HEADER.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _fault(source, f"is corrupt: its header is no table of tensors ({error})") from None
-    for name, row in rows.items():
-        if name != "__metadata__":
-            yield SafeTensor(name, row.dtype, row.shape, _checked_bytes(source, name, row, data_bytes))
+    tensors.pop("__metadata__", None)
+    for name, tensor in tensors.items():
+        first, last = tensor.data_offsets
+        bits = DTYPE_BITS.get(tensor.dtype)
+        # Shape, offsets and file must agree; of a type newer than the table the offsets alone tell.
+        if not first <= last <= data_bytes or (bits and -(-prod(tensor.shape) * bits // 8) != last - first):
+            raise _disagreement(source, name, tensor, data_bytes)
+    return tensors
 
 
-def _checked_bytes(source: ByteSource, name: str, row: _Row, data_bytes: int) -> int:
-    """Bytes of a tensor, which its shape, its offsets and the file must agree on."""
-    first, last = row.data_offsets
-    n_bytes = last - first
-    if first < 0 or n_bytes < 0 or any(size < 0 for size in row.shape):
-        _corrupt(source, f"tensor {name!r} lies at {first} to {last} with shape {list(row.shape)}")
-    bits = DTYPE_BITS.get(row.dtype)
-    if bits is not None and -(-prod(row.shape) * bits // 8) != n_bytes:
-        _corrupt(source, f"tensor {name!r} of {row.dtype} {list(row.shape)} has {n_bytes} bytes")
-    if last > data_bytes:
-        raise _fault(source, f"is cut off: {last - data_bytes} bytes of tensor {name!r} are missing; pull it again")
-    return n_bytes
-
-
-def _corrupt(source: ByteSource, what: str) -> NoReturn:
-    raise _fault(source, f"is corrupt: {what}")
+def _disagreement(source: ByteSource, name: str, tensor: SafeTensor, data_bytes: int) -> BadModelFile:
+    first, last = tensor.data_offsets
+    if first <= last and last > data_bytes:
+        what = f"is cut off or corrupt: {last - data_bytes} bytes of tensor {name!r} lie past its end; pull it again"
+    else:
+        shape = "x".join(map(str, tensor.shape))
+        what = f"is corrupt: tensor {name!r} of {tensor.dtype} {shape} lies at {first} to {last}"
+    return _fault(source, what)
 
 
 def _fault(source: ByteSource, what: str) -> BadModelFile:
