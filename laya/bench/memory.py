@@ -1,126 +1,158 @@
-"""Owns: the memory bench: plans against the peak resident size (VmHWM) of real llama.cpp children, in one table.
+"""Owns: the memory bench: plans against the peak resident size (VmHWM) of real llama.cpp children, cell by cell.
 
-Each row loads the model with exactly the planned settings, drives one sequence with a long prompt, then all sequences
-at once, and compares. No answer is held to a grammar, so the ratio leaves that term of the plan out; the row has it.
-Layer: the engine's process; load: stated in each row. The last line printed is JSON.
+Each cell loads a model with exactly the planned settings, fills one sequence to the last token, puts all sequences to
+work at once, then holds all answers to a JSON schema, and compares the whole plan with the child's peak. Layer: the
+engine's process; load: stated in each cell. The last line printed is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import httpx
+import msgspec
 from rich.console import Console
 
+from laya.bench.generated_models import generated
 from laya.bench.hardware import hardware
-from laya.engines.log import EngineLog
-from laya.engines.process import EngineProcess, MemoryReading
-from laya.engines.settings import EngineSettings
+from laya.bench.memory_drive import drive
 from laya.memory import Machine, plan_file
-from laya.types import MIB, AskedSettings, Plan
+from laya.models import resolve
+from laya.types import MIB, AskedSettings
 
-PROMPT_TOKENS = 2000
-SHORT_PROMPT_TOKENS = 256
-GENERATED_TOKENS = 16
 SMALL_TOTAL_BYTES = 160 * MIB  # below this a share says little, and the band is in bytes
 BAND_BYTES, BAND_SHARE = 16 * MIB, 1.10
+SMOLLM2 = "smollm2"
 
-ROWS: tuple[dict[str, Any], ...] = (
-    {"max_num_seqs": 1, "max_seq_len": 512},
-    {"max_num_seqs": 1, "max_seq_len": 2048},
-    {"max_num_seqs": 1, "max_seq_len": 2048, "mmap": False},
-    {"max_num_seqs": 1, "max_seq_len": 8192},
-    {"max_num_seqs": 1, "max_seq_len": 8192, "kv_cache_dtype": "q8_0"},
-    {"max_num_seqs": 2, "max_seq_len": 8192},
-    {"max_num_seqs": 2, "max_seq_len": 2048, "kv_cache_dtype": "q8_0"},
-    {"max_num_seqs": 4, "max_seq_len": 2048, "kv_pool_tokens": 4096},
-    {"max_num_seqs": 4, "max_seq_len": 8192},
-    {"max_num_seqs": 4, "max_seq_len": 8192, "kv_pool_tokens": 16384, "kv_cache_dtype": "q8_0"},
-    {"max_num_seqs": 8, "max_seq_len": 512},
-    {"max_num_seqs": 8, "max_seq_len": 2048, "kv_cache_dtype": "q4_0"},
-    {"max_num_seqs": 8, "max_seq_len": 4096},
-    {"max_num_seqs": 2, "max_seq_len": 512, "task": "embed"},
+
+class Cell(NamedTuple):
+    """One measurement: a model by name (smollm2, or one of generated_models.SHAPES) and what is asked of it."""
+
+    model: str
+    asked: AskedSettings
+
+    @property
+    def words(self) -> str:
+        asked = self.asked
+        parts = [f"{self.model} {asked.max_num_seqs} x {asked.max_seq_len} {asked.kv_cache_dtype}"]
+        parts += [f"pool {asked.kv_pool_tokens}"] * (asked.kv_pool_tokens is not None)
+        parts += ["not mapped"] * (not asked.mmap) + [asked.task] * (asked.task != "chat")
+        return ", ".join(parts)
+
+
+def asked_cell(model: str, seqs: int, length: int, kv: str = "f16", **others: Any) -> Cell:
+    return Cell(model, AskedSettings(max_num_seqs=seqs, max_seq_len=length, kv_cache_dtype=kv, **others))
+
+
+# Context 512 to 32768, 1 to 8 sequences, f16 and q8_0, mapped and not. Long cells go to models of few active
+# parameters: a prompt of 32768 tokens would take smollm2 a quarter of an hour.
+CELLS: tuple[Cell, ...] = (
+    asked_cell(SMOLLM2, 1, 512),
+    asked_cell(SMOLLM2, 1, 2048, mmap=False),
+    asked_cell(SMOLLM2, 2, 2048, "q8_0"),
+    asked_cell(SMOLLM2, 4, 1024, kv_pool_tokens=2048),
+    asked_cell(SMOLLM2, 8, 512, "q8_0", mmap=False),
+    asked_cell(SMOLLM2, 8, 4096),
+    asked_cell(SMOLLM2, 2, 512, task="embed"),
+    asked_cell("dense", 1, 2048),
+    asked_cell("dense", 1, 8192, "q8_0", mmap=False),
+    asked_cell("dense", 4, 4096, mmap=False),
+    asked_cell("dense", 8, 8192),
+    asked_cell("moe", 1, 512, mmap=False),
+    asked_cell("moe", 1, 8192),
+    asked_cell("moe", 2, 16384, "q8_0"),
+    asked_cell("moe", 4, 4096, "q8_0", mmap=False),
+    asked_cell("moe", 8, 2048),
+    asked_cell("moe", 4, 8192, kv_pool_tokens=16384),
+    asked_cell("window", 1, 512),
+    asked_cell("window", 1, 8192, "q8_0"),
+    asked_cell("window", 2, 8192, mmap=False),
+    asked_cell("window", 8, 2048, "q8_0", mmap=False),
+    asked_cell("window", 4, 16384),
+    asked_cell("long", 1, 32768),
+    asked_cell("long", 1, 32768, "q8_0", mmap=False),
+    asked_cell("long", 2, 32768, mmap=False),
+    asked_cell("long", 4, 32768, "q8_0"),
+    asked_cell("long", 8, 32768),
 )
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`python -m laya.bench.memory MODEL.gguf [--rows 3]`."""
-    parser = argparse.ArgumentParser(description="Compare memory plans with what real engines come to hold.")
-    parser.add_argument("model", type=Path, help="a .gguf file of about a hundred million parameters or fewer")
-    parser.add_argument("--rows", type=int, default=len(ROWS), help="only the first rows")
-    parser.add_argument("--json", action="store_true", help="only the JSON line")
+def main(argv: list[str] | None = None) -> int:
+    """`laya bench memory [--json] [--only TEXT]`: 0 when every cell is in its band, else 1."""
+    parser = argparse.ArgumentParser(prog="laya bench memory", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="only cells whose words hold this text, e.g. 'moe' or 'q8_0'")
+    parser.add_argument("--n-threads", type=int, default=1, help="of each engine; 1 does not care who else computes")
+    parser.add_argument("--json", action="store_true", help="only the JSON line on stdout, the rest on stderr")
     options = parser.parse_args(argv)
     console = Console(stderr=options.json, highlight=False)
+    started = time.monotonic()
     rows = []
-    for asked in ROWS[: options.rows]:
-        row = measure_row(options.model, asked)
-        rows.append(row)
-        words = " ".join(f"{name} {value}" for name, value in asked.items())
-        figures = f"plan {row['driven_bytes'] / MIB:7.1f}  peak {row['peak_bytes'] / MIB:7.1f} MiB  {row['ratio']:.3f}"
-        console.print(f"{figures}  {'in band' if row['in_band'] else 'NOT IN BAND'}  {words}", soft_wrap=True)
-    print(json.dumps({"bench": "memory", "hardware": hardware(), "model": options.model.name, "rows": rows}))
+    for cell in CELLS:
+        if options.only in cell.words:
+            rows.append(measure_cell(cell, model_path(cell.model), options.n_threads))
+            console.print(_line(rows[-1]), soft_wrap=True)
+    report = {"bench": "memory", "hardware": hardware(), **summary(rows), "cells": rows}
+    report["seconds"] = round(time.monotonic() - started, 1)
+    print(msgspec.json.encode(report).decode())
+    return 0 if report["in_band"] else 1
 
 
-def measure_row(model: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """One row: plan, load, drive, compare. Raises what the planner or the engine raises."""
-    plan = plan_file(model, AskedSettings(**asked), Machine().budget(), model_id=model.stem)
-    peak_bytes = asyncio.run(peak_of(model, plan)).peak_bytes
-    terms = plan.devices[0].terms
-    driven_bytes = plan.need_bytes - terms.get("grammar", 0)
+def model_path(name: str) -> Path:
+    """The file of a cell's model; a generated one is made when it is not there. Raises ModelNotPulled for smollm2."""
+    smollm2 = resolve(SMOLLM2).path
+    return smollm2 if name == SMOLLM2 else generated(name, vocabulary=smollm2)
+
+
+def measure_cell(cell: Cell, model: Path, n_threads: int) -> dict[str, Any]:
+    """Plan, load, drive, compare: one row of the report. Raises what the planner or the engine raises."""
+    started = time.monotonic()
+    asked = msgspec.structs.replace(cell.asked, n_threads=n_threads)
+    plan = plan_file(model, asked, Machine().budget(), model_id=cell.model)
+    driven = asyncio.run(drive(model, plan))
     return {
-        "asked": asked,
-        "terms": terms,
+        "cell": cell.words,
+        "settings": plan.settings,
         "plan_bytes": plan.need_bytes,
-        "driven_bytes": driven_bytes,  # the plan without what was not driven
-        "peak_bytes": peak_bytes,
-        "ratio": round(driven_bytes / peak_bytes, 4),
-        "in_band": in_band(driven_bytes, peak_bytes),
+        "peak_bytes": driven.peak_bytes,
+        "ratio": round(plan.need_bytes / driven.peak_bytes, 4),
+        "in_band": in_band(plan.need_bytes, driven.peak_bytes),
+        "exact": plan.exact,
+        "terms": plan.devices[0].terms,
+        "driven": driven,
+        "seconds": round(time.monotonic() - started, 1),
     }
 
 
 def in_band(plan_bytes: int, peak_bytes: int) -> bool:
     """Never under, and at most 10 % over, or 16 MiB where all is small."""
-    if peak_bytes < SMALL_TOTAL_BYTES:
-        return peak_bytes <= plan_bytes <= peak_bytes + BAND_BYTES
-    return peak_bytes <= plan_bytes <= peak_bytes * BAND_SHARE
+    most = peak_bytes + BAND_BYTES if peak_bytes < SMALL_TOTAL_BYTES else peak_bytes * BAND_SHARE
+    return peak_bytes <= plan_bytes <= most
 
 
-async def peak_of(model: Path, plan: Plan) -> MemoryReading:
-    """Load as planned, drive one sequence with a long prompt and then all at once; the child's memory after that."""
-    args = {"pooling_type": "mean"} if plan.settings.task == "embed" else {}
-    settings = EngineSettings(model_id="bench", path=model, planned=plan.settings, args=args)
-    engine = EngineProcess(settings, EngineLog())
-    address = await engine.start()
-    try:
-        base_url = f"http://{address.host}:{address.port}"
-        headers = {"authorization": f"Bearer {address.api_key}"}
-        async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=None, trust_env=False) as client:
-            await _ask(client, plan, 0, PROMPT_TOKENS)
-            numbers = range(1, plan.settings.max_num_seqs + 1)
-            await asyncio.gather(*(_ask(client, plan, number, SHORT_PROMPT_TOKENS) for number in numbers))
-        reading = engine.measure()
-        assert reading is not None, "the engine ended while it was measured"
-        return reading
-    finally:
-        await engine.stop()
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The worst of all cells, those under 160 MiB apart, and whether each is in its band."""
+    large = [row["ratio"] for row in rows if row["peak_bytes"] >= SMALL_TOTAL_BYTES]
+    small = [row["plan_bytes"] - row["peak_bytes"] for row in rows if row["peak_bytes"] < SMALL_TOTAL_BYTES]
+    return {
+        "n_cells": len(rows),
+        "in_band": all(row["in_band"] for row in rows),
+        "out_of_band": [row["cell"] for row in rows if not row["in_band"]],
+        "lowest_ratio": min(large, default=None),
+        "highest_ratio": max(large, default=None),
+        "small_least_over_bytes": min(small, default=None),
+        "small_most_over_bytes": max(small, default=None),
+    }
 
 
-async def _ask(client: httpx.AsyncClient, plan: Plan, number: int, n_tokens: int) -> None:
-    """One request of token ids, so that its length is exact; `number` makes it share no prefix with another."""
-    is_embed = plan.settings.task == "embed"
-    n_tokens = min(n_tokens, plan.settings.max_seq_len - GENERATED_TOKENS)
-    ids = [100 + (index * 7919 + number * 104729) % 3000 for index in range(n_tokens)]
-    if is_embed:
-        response = await client.post("/v1/embeddings", json={"input": [ids]})
-    else:
-        body = {"prompt": ids, "n_predict": GENERATED_TOKENS, "ignore_eos": True, "cache_prompt": False}
-        response = await client.post("/completion", json=body)
-    response.raise_for_status()
+def _line(row: dict[str, Any]) -> str:
+    figures = f"plan {row['plan_bytes'] / MIB:7.1f}  peak {row['peak_bytes'] / MIB:7.1f} MiB  {row['ratio']:.3f}"
+    return f"{figures}  {'in band' if row['in_band'] else 'NOT IN BAND'}  {row['cell']}  ({row['seconds']:.0f} s)"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
