@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -17,26 +18,41 @@ from rich.console import Console
 from rich.text import Text
 
 from laya.cli import doctor_machine, doctor_memory, doctor_power, doctor_setup
+from laya.cli.bundle import write_bundle
 from laya.cli.doctor_gpu import ask_nvidia_smi, gpu, gpu_strain
 from laya.cli.finding import Finding
 from laya.cli.output import printable
 from laya.config import data_dir
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Bundle = Annotated[bool, typer.Option("--bundle", help="Pack what a helper needs into one file, without secrets.")]
+Output = Annotated[Path | None, typer.Option("--output", help="The file of --bundle.")]
 
 _STYLES = {"ok": "green", "warn": "yellow", "FIX": "bold red"}
 _SEEN_CHARS = 56  # a shorter line has its command beside it, a longer one below
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(as_json: Json = False, bundle: Bundle = False, output: Output = None) -> None:
     """Look at this machine and say what to fix, with the command that does it. Exit code 1 when something is."""
     findings = examine(Path("/"), os.environ)
+    if bundle or output is not None:
+        _write_bundle(output or Path(time.strftime("laya-bundle-%Y%m%d-%H%M%S.tar.gz")), findings, as_json)
+        return
     if as_json:
         print(json.dumps(msgspec.to_builtins(findings)))
     else:
         _print(findings)
     if any(finding.level == "FIX" for finding in findings):
         raise typer.Exit(1)
+
+
+def _write_bundle(path: Path, findings: list[Finding], as_json: bool) -> None:
+    names = write_bundle(path, findings, os.environ)
+    if as_json:
+        print(json.dumps({"bundle": str(path), "files": names}))
+        return
+    print(f"{printable(str(path))}: {', '.join(map(printable, names))}")
+    print("Secrets, prompts and your paths are taken out. Look through it before you send it: tar xzf FILE")
 
 
 def examine(root: Path, environ: Mapping[str, str]) -> list[Finding]:
