@@ -20,6 +20,7 @@ from laya.memory.hf_weights import (
     HfWeights,
     computed_weights,
     dtype_bytes,
+    groups_of,
     quantization,
     quantized_bits,
     weights_of,
@@ -116,6 +117,7 @@ def _facts(config: HfConfig, shape: ModelShape, weights: HfWeights) -> ModelFact
         facts,
         matrix_bytes=weights.by_dtype,
         tied_output=(largest, weights.embedding_bytes) if is_tied else None,
+        groups=groups_of(weights),
         n_ff_matrices=(3 if gated else 2) if is_dense else 0,
         n_tensors=_converted_tensors(shape, weights),
     )

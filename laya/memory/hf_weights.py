@@ -17,9 +17,10 @@ from laya.memory.hf_names import DTYPE_BYTES, QUANTIZED_BITS
 from laya.memory.hf_parameters import is_gated, is_tied, parameters_of
 from laya.memory.safetensors import DTYPE_BITS, SafeTensor
 from laya.memory.shape import ModelShape
+from laya.memory.weights import INPUT_LAYER, WeightGroup
 
 # What stands before the number of a layer, the number, and what follows without the number of an expert.
-_NUMBERED = re.compile(r"(.*?\b(?:layers|layer|h|blocks|block)\.)(\d+)\.(?:[^.]+\.)?(?:experts\.\d+\.)?(.*)")
+_NUMBERED = re.compile(r"(.*?\b(?:layers|layer|h|blocks|block)\.)(\d+)\.(?:[^.]+\.)?(experts\.)?(?:\d+\.)?(.*)")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight",
                "embed_in.weight", "embeddings.weight", "embedding.weight")  # fmt: skip
 _OUTPUTS = ("lm_head.weight", "embed_out.weight", "output.weight")
@@ -39,7 +40,8 @@ class HfWeights(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes unless the name says otherwise."""
 
     total_bytes: int
-    layer_bytes: tuple[int, ...]  # of each layer of the language model
+    layer_bytes: tuple[int, ...]  # of each layer of the language model, with its experts
+    expert_bytes: tuple[int, ...]  # of those, the routed experts
     whole_bytes: int  # of `total_bytes`, what each GPU of a tensor-parallel group holds whole
     nextn_bytes: int  # of `total_bytes`, layers for multi-token prediction, which are loaded only when asked for
     embedding_bytes: int
@@ -55,28 +57,29 @@ class HfWeights(msgspec.Struct, frozen=True, kw_only=True):
 class _Kind:
     """Tensors that differ only in the numbers of their layer and expert."""
 
-    __slots__ = ("dtype", "layers", "n_bytes", "n_tensors", "name", "rank")
+    __slots__ = ("dtype", "is_expert", "layers", "n_bytes", "n_tensors", "name", "rank")
 
-    def __init__(self, name: str, dtype: str, rank: int) -> None:
+    def __init__(self, name: str, dtype: str, rank: int, is_expert: bool) -> None:
         self.name = name  # without its numbers
         self.dtype = dtype
         self.rank = rank
+        self.is_expert = is_expert
         self.n_tensors = self.n_bytes = 0
         self.layers: dict[int, int] = {}  # number of the layer, -1 outside of one -> bytes
 
 
 def _kinds(tables: Iterable[dict[str, SafeTensor]]) -> list[_Kind]:
     """The tensors by kind, of which a model has a hundred where it has a hundred thousand tensors."""
-    kinds: dict[tuple[str, str, str, int], _Kind] = {}
+    kinds: dict[tuple[str, str, str | None, str, int], _Kind] = {}
     numbered = _NUMBERED.match
     for tensors in tables:
         for name, tensor in tensors.items():
             found = numbered(name)
-            before, layer, after = found.groups() if found is not None else (name, "-1", "")
-            key = (before, after, tensor.dtype, len(tensor.shape))
+            before, layer, expert, after = found.groups() if found is not None else (name, "-1", None, "")
+            key = (before, after, expert, tensor.dtype, len(tensor.shape))
             kind = kinds.get(key)
             if kind is None:
-                kind = kinds[key] = _Kind(before + after, tensor.dtype, len(tensor.shape))
+                kind = kinds[key] = _Kind(before + after, tensor.dtype, len(tensor.shape), expert is not None)
             first, last = tensor.data_offsets
             kind.n_tensors += 1
             kind.n_bytes += last - first
@@ -93,18 +96,18 @@ def weights_of(tables: Iterable[dict[str, SafeTensor]], shape: ModelShape) -> Hf
     by_dtype: dict[str, int] = {}
     for kind in matrices:
         by_dtype[kind.dtype] = by_dtype.get(kind.dtype, 0) + kind.n_bytes
-    layers = [0] * shape.n_layer
-    nextn = 0
+    dense, experts, nextn = [0] * shape.n_layer, [0] * shape.n_layer, 0
     for kind in in_model:
         for number, n_bytes in kind.layers.items():
             if number >= shape.n_layer or _NEXTN.match(kind.name):
                 nextn += n_bytes
             elif number >= 0:
-                layers[number] += n_bytes
+                (experts if kind.is_expert else dense)[number] += n_bytes
     is_packed = any(kind.dtype in _PACKED for kind in matrices)
     return HfWeights(
         total_bytes=sum(kind.n_bytes for kind in kinds),
-        layer_bytes=tuple(layers),
+        layer_bytes=tuple(map(sum, zip(dense, experts, strict=True))),
+        expert_bytes=tuple(experts),
         whole_bytes=sum(kind.n_bytes for kind in kinds if _is_whole(kind)),
         nextn_bytes=nextn,
         embedding_bytes=sum(kind.n_bytes for kind in in_model if kind.name.endswith(_EMBEDDINGS)),
@@ -116,6 +119,18 @@ def weights_of(tables: Iterable[dict[str, SafeTensor]], shape: ModelShape) -> Hf
         is_gated=any(gate in kind.name for kind in matrices for gate in _GATES),
         is_computed=False,
     )
+
+
+def groups_of(weights: HfWeights) -> tuple[WeightGroup, ...]:
+    """The same bytes by where a layer-wise engine may lay them. What is in no layer goes with the output."""
+    n_layer, widest = len(weights.layer_bytes), max(weights.embedding_bytes, weights.output_bytes)
+    rows = [WeightGroup(INPUT_LAYER, False, weights.embedding_bytes, weights.embedding_bytes)]
+    for il, (n_bytes, expert) in enumerate(zip(weights.layer_bytes, weights.expert_bytes, strict=True)):
+        rows.append(WeightGroup(il, False, n_bytes - expert, (n_bytes - expert) // 3))
+        if expert:
+            rows.append(WeightGroup(il, True, expert, expert // 3))  # one tensor each of gates, ups and downs
+    rest = max(0, weights.total_bytes - sum(row.n_bytes for row in rows))
+    return (*rows, WeightGroup(n_layer, False, rest, min(rest, widest)))
 
 
 def _is_whole(kind: _Kind) -> bool:
@@ -142,6 +157,7 @@ def computed_weights(config: HfConfig, shape: ModelShape) -> HfWeights:
     return HfWeights(
         total_bytes=layers + rest + embedding,
         layer_bytes=(-(-layers // max(1, shape.n_layer)),) * shape.n_layer,
+        expert_bytes=(round(expert) // max(1, shape.n_layer),) * shape.n_layer,
         whole_bytes=rest,
         nextn_bytes=0,
         embedding_bytes=embedding if is_tied(config) else embedding // 2,
