@@ -8,7 +8,7 @@ MODEL  ?= smollm2
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser lint format bench test-native-sanitize clean
+.PHONY: help setup serve test test-chaos browser lint format bench test-native-sanitize clean
 
 help:            ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ browser:         ## Chromium for the tests of the page: Debian's package, where 
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq > /dev/null && DEBIAN_FRONTEND=noninteractive \
 	  apt-get install -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; } \
 	  || echo " browser       no Chromium here, so the page is NOT tested in one: apt install chromium"
+
+test-chaos: $(VENV)/.laya-dev   ## what Laya does when memory runs out, in real control groups (needs root and cgroup v1)
+	@$(BIN)/python -m pytest tests/chaos -s -rs -p no:cacheprovider $(ARGS)
 
 lint: $(VENV)/.laya-dev   ## ruff, mypy, and who may import whom
 	@$(BIN)/ruff check .

@@ -20,18 +20,19 @@ from laya.models import pull, resolve
 
 ROOT = Path(__file__).parent.parent
 READY_S = 120.0
+PROGRAM = (sys.executable, "-m", "laya.cli")
 
 
 class RunningServer:
     """`laya serve` in a process of its own, on a free port."""
 
-    def __init__(self, home: Path, args: tuple[str, ...], cwd: Path) -> None:
+    def __init__(self, home: Path, args: tuple[str, ...], cwd: Path, program: tuple[str, ...] = PROGRAM) -> None:
         self.home = home
         self.cwd = cwd  # its config.yaml and its ./models are here
         environ = os.environ | {"LAYA_HOME": str(home), "PYTHONPATH": str(ROOT)}
         environ.pop("LAYA_API_KEY", None)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "laya.cli", "serve", *args, "--port", "0"],
+            [*program, "serve", *args, "--port", "0"],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,

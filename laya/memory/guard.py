@@ -106,11 +106,12 @@ class Ladder:
 
 
 def ceiling_bytes(plan: Plan) -> int:
-    """The hard limit on the RAM of an engine that is started with this plan.
+    """The hard limit, a whole number of MiB, on the RAM of an engine that is started with this plan.
 
     One that does not fit and is loaded all the same gets what there is, and not a byte of what others need.
     """
     ram = next(device for device in plan.devices if device.device == "cpu")
     if ram.total_bytes > ram.budget_bytes:
-        return max(ram.budget_bytes, CEILING_MARGIN_BYTES)
-    return int(ram.total_bytes * CEILING_SHARE) + CEILING_MARGIN_BYTES
+        return max(ram.budget_bytes // MIB * MIB, CEILING_MARGIN_BYTES)
+    wanted = int(ram.total_bytes * CEILING_SHARE) + CEILING_MARGIN_BYTES
+    return -(-wanted // MIB) * MIB
