@@ -144,6 +144,12 @@ class ModelLoading(QueueFull):
     code, type, http_status = "model_loading", "server_error", 503
 
 
+class MemoryPressure(QueueFull):
+    """Nothing is loaded while this machine is short of memory."""
+
+    code, type, http_status = "memory_pressure", "server_error", 503
+
+
 class NotSupported(LayaError):
     code, type, http_status = "not_supported", "invalid_request_error", 501
 

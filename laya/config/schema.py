@@ -231,6 +231,9 @@ class MemoryConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     gpu: Annotated[
         dict[str, Limit], Meta(description='Most that engines may take of a GPU, by its number: {"0": 22GiB}.')
     ] = {}
+    anyway: Annotated[
+        bool, Meta(description="Load what does not fit too, held to what is free: the engine may die, the machine not.")
+    ] = False
 
     @property
     def budget_bytes(self) -> int | None:

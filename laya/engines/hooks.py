@@ -33,6 +33,14 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
+class Ending:
+    """What an engine held before it went."""
+
+    peak_bytes: int  # 0: it was never measured
+    limit_hit: LimitHit | None  # where its memory limit was the cause
+
+
+@dataclass(frozen=True)
 class ModelHooks:
     """What the gateway does for a model. Only `settings` may raise, and only a LayaError."""
 
@@ -40,6 +48,7 @@ class ModelHooks:
     release: Callable[[], None]  # the child is gone, or never came: its memory is free; once per `settings`
     drained: Callable[[], Awaitable[None]] | None = None  # returns when no request is in flight any more
     task: Task = "chat"
+    ended: Callable[[Ending], None] | None = None  # an engine is gone; called before `release`
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ import signal
 import sys
 from typing import Any
 
+from laya.engines.thread_share import follow
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -35,6 +37,8 @@ def main() -> None:
         if "command" in document:
             command: list[str] = document["command"]
             os.execve(command[0], command, document["environment"])
+        if document["threads_file"] is not None:
+            follow(document["threads_file"])
         serve(document["params"], report_fd)
     except (OSError, RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:
         report(report_fd, {"error": str(error)})

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from laya.engines.backoff import BackOff
+from laya.engines.held import Held
 from laya.engines.hooks import Engine, ModelHooks, Surroundings
 from laya.engines.log import EngineLog
 from laya.errors import EngineFailed, LayaError, ServerStopping
@@ -44,7 +45,7 @@ class ModelOwner:
         self._work: asyncio.Task[None] | None = None  # the load or the stop that is going on
         self._watch: asyncio.Task[None] | None = None
         self._engine: Engine | None = None
-        self._release: Callable[[], None] | None = None  # set while memory is reserved for an engine
+        self._held = Held(model_id)
         self._waiters: list[Waiter] = []
         self._unloading: list[asyncio.Future[None]] = []
         self._hurry = asyncio.Event()
@@ -85,7 +86,7 @@ class ModelOwner:
 
     def status(self) -> ModelStatus:
         """`since_s` is how long the state has lasted; `measured_bytes` outlives the engine."""
-        reading = self._engine.measure() if self._engine is not None else None
+        reading = self._held.note(self._engine)
         if reading is not None:
             self._measured_bytes = reading.peak_bytes
         now_s = self._around.clock()
@@ -178,7 +179,7 @@ class ModelOwner:
             self._on_stopped()
             return
         self._engine = None
-        self._release_memory()
+        self._held.end(engine)
         now_s = self._around.clock()
         if engine is not None and engine.pid is not None:  # a refusal before that costs nothing, so no back-off
             self._back_off.failed(now_s)
@@ -193,7 +194,7 @@ class ModelOwner:
         now_s = self._around.clock()
         self._back_off.failed(now_s, ready_for_s=now_s - self._since)
         self._engine = None
-        self._release_memory()
+        self._held.end(engine)
         self.error = f"The engine of '{self.model_id}' stopped by itself: {reason}"
         logger.error("%s", self.error)
         self._set("failed")
@@ -206,8 +207,8 @@ class ModelOwner:
         self._answer_waiters(error)
 
     def _on_stopped(self) -> None:
-        self._engine = None
-        self._release_memory()
+        engine, self._engine = self._engine, None
+        self._held.end(engine)
         self._back_off.reset()
         self.error = None
         self._set("unloaded")
@@ -230,7 +231,7 @@ class ModelOwner:
             async with self._around.load_lock:
                 hooks = self.hooks
                 settings = await hooks.settings()
-                self._release = hooks.release
+                self._held.begin(hooks)
                 engine = self._engine = self._around.make_engine(settings, self.log)
                 address = await engine.start()
         except asyncio.CancelledError:
@@ -252,6 +253,7 @@ class ModelOwner:
         try:
             if self.hooks.drained is not None and deadline_s > 0:
                 await self._drain(self.hooks.drained(), deadline_s)
+            self._held.note(engine)
             if not await engine.stop():
                 self._post(self._on_stuck)
             await engine.wait_exit()
@@ -274,15 +276,6 @@ class ModelOwner:
     def _set(self, state: ModelState, address: EngineAddress | None = None) -> None:
         self.state, self.address, self._since = state, address, self._around.clock()
         self._around.announce(self.model_id, state, address)
-
-    def _release_memory(self) -> None:
-        release, self._release = self._release, None
-        if release is None:
-            return
-        try:
-            release()
-        except Exception:  # the transition goes on, whatever the ledger says
-            logger.exception("releasing the memory of %s failed", self.model_id)
 
     def _gone(self) -> ServerStopping:
         return ServerStopping(f"'{self.model_id}' is not served any more: Laya is shutting down", param="model")

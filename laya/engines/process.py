@@ -175,7 +175,8 @@ class EngineProcess:
             "oom_score_adj": CHILD_OOM_SCORE_ADJ,
         }
         if self.settings.engine_path is None:
-            return common | {"params": llamacpp.params(self.settings, self._api_key)}
+            params = llamacpp.params(self.settings, self._api_key)
+            return common | {"params": params, "threads_file": self.settings.threads_file}
         command = [llamacpp.absolute(self.settings.engine_path), *llamacpp.flags(self.settings)]
         return common | {"command": command, "environment": llamacpp.environment(self._api_key)}
 

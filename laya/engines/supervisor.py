@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from laya.engines.hooks import EngineMaker, ModelHooks, SettingsFactory, StateListener, Surroundings
+from laya.engines.hooks import Ending, EngineMaker, ModelHooks, SettingsFactory, StateListener, Surroundings
 from laya.engines.log import EngineLog, log_path
 from laya.engines.owner import ModelOwner
 from laya.engines.process import EngineProcess
@@ -51,6 +51,7 @@ class Supervisor:
         *,
         task: Task = "chat",
         drained: Callable[[], Awaitable[None]] | None = None,
+        ended: Callable[[Ending], None] | None = None,
     ) -> None:
         """Make a model known; nothing is loaded. For a known model the next load uses the new hooks.
 
@@ -58,8 +59,9 @@ class Supervisor:
             to start, or raises the LayaError that refuses.
         release: called once after each time settings_factory returned, when the child is gone or never came.
         drained: returns when no request of the model is in flight; awaited by `unload` before the engine stops.
+        ended: told what an engine held when it is gone, before `release`.
         """
-        hooks = ModelHooks(settings_factory, release, drained, task)
+        hooks = ModelHooks(settings_factory, release, drained, task, ended)
         if owner := self._owners.get(model_id):
             owner.hooks = hooks
             return

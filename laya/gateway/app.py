@@ -132,7 +132,7 @@ class Desk:
         budget = fleet.budget()
         by_id = {endpoint.model_id: endpoint for endpoint in fleet.endpoints.values()}
         models = []
-        statuses, reserved_bytes = fleet.statuses(), fleet.ledger.reserved("cpu")
+        statuses, reserved_bytes = fleet.statuses(), fleet.ledger.held("cpu")
         for status in statuses:
             endpoint = by_id[status.id]
             shown = msgspec.to_builtins(status, enc_hook=str)

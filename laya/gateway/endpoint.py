@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from laya.config import ResolvedModel
@@ -49,6 +50,8 @@ class Endpoint:
         self.mean_service_s = 1.0
         self.mean_load_s = 5.0
         self.last_used_s = time.monotonic()
+        self.held_back: str | None = None  # why nothing is let in for now
+        self.on_busy: Callable[[Endpoint], None] = _ignore  # it got its first request, or its last one has ended
 
     @property
     def model_id(self) -> str:
@@ -94,13 +97,15 @@ class Endpoint:
     def try_reserve(self, exchange: Exchange) -> bool:
         """Reserve sequences and tokens for the exchange. Raises InvalidRequest for what can never be held."""
         admission = self.admission
-        if admission is None:
+        if admission is None or self.held_back is not None:
             return False
         n_seqs, tokens = self._needs(exchange, admission)
         if not admission.try_reserve(n_seqs, tokens):
             return False
         exchange.admission, exchange.reserved_seqs, exchange.reserved_tokens = admission, n_seqs, tokens
         self.live.add(exchange)
+        if len(self.live) == 1:
+            self.on_busy(self)
         return True
 
     def _needs(self, exchange: Exchange, admission: Admission) -> tuple[int, int]:
@@ -143,7 +148,10 @@ class Endpoint:
         if exchange.admission is not None:
             exchange.admission.release(exchange.reserved_seqs, exchange.reserved_tokens)
             exchange.admission = None
-        self.live.discard(exchange)
+        if exchange in self.live:
+            self.live.remove(exchange)
+            if not self.live:
+                self.on_busy(self)
         self.last_used_s = time.monotonic()
         if not exchange.sent_s:
             self.drop_ended()
@@ -195,7 +203,8 @@ class Endpoint:
             waited_s = now_s - exchange.arrived_s
             exchange.fail(
                 QueueTimeout(
-                    f"Waited {waited_s:.0f} s for '{self.model_id}' and no place became free (queue_timeout_s).",
+                    f"Waited {waited_s:.0f} s for '{self.model_id}' and no place became free (queue_timeout_s)"
+                    + (f"; new requests are held back: {self.held_back}." if self.held_back else "."),
                     self.expected_wait_s(),
                 )
             )
@@ -212,3 +221,7 @@ class Endpoint:
             self.fail_waiting(error)
             for exchange in list(self.live):
                 exchange.fail(error)
+
+
+def _ignore(endpoint: Endpoint) -> None:
+    """Nobody minds."""

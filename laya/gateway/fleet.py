@@ -1,4 +1,4 @@
-"""Owns: an endpoint for each model of the roster, and what it takes to have one ready: plan it, make room, load it.
+"""Owns: what it takes to have a model's engine ready, and what the gateway does when engines come and go.
 
 Where the models, memory and engines rooms meet. Planning reads a file's header in a thread; nothing else here blocks.
 """
@@ -13,26 +13,33 @@ from typing import Any
 
 import msgspec
 
-from laya.config import Config, ResolvedModel
+from laya.config import Config
+from laya.engines.hooks import Ending
 from laya.engines.settings import EngineSettings
 from laya.engines.supervisor import Supervisor
-from laya.errors import EngineFailed, LayaError
+from laya.errors import EngineFailed, EngineOutOfMemory, LayaError
+from laya.gateway.corrections import Corrections
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.launch import check_servable, engine_settings, pooling_of
-from laya.gateway.roster import Roster
-from laya.memory import LLAMA_SERVER, Budget, Ledger, Machine, plan_file, refusal
+from laya.gateway.loading import Loading
+from laya.gateway.relief import Relief
+from laya.gateway.shelf import Shelf
+from laya.gateway.threads import Threads
+from laya.memory import Budget, Machine
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
-from laya.types import EngineAddress, ModelFile, ModelState, ModelStatus, Plan
+from laya.types import EngineAddress, ModelState, ModelStatus, Plan
 
+DATABASE = "laya.db"
 DRAIN_DEADLINE_S = 30.0
 WINDOW_KEPT_S = 30.0
+MEASURE_EVERY_S = 2.0
 BACK_OFF_HELD_S = 5.0  # requests wait this long for an engine that is left alone after it died
 CLOCK_STEP_S = 0.01  # a timer may be this early
 
 
-class Fleet:
-    """All endpoints, by index and by model id."""
+class Fleet(Shelf):
+    """All endpoints and their engines."""
 
     def __init__(
         self,
@@ -44,94 +51,38 @@ class Fleet:
         supervisor: Supervisor,
         machine: Machine,
     ) -> None:
-        self.config = config
-        self.router = router
-        self.stats = stats
-        self.supervisor = supervisor
+        super().__init__(config, home=home, router=router, stats=stats, supervisor=supervisor)
         self.machine = machine
-        self.ledger = Ledger()
-        self.endpoints: dict[int, Endpoint] = {}
-        self.roster = Roster(config, home)
-        self.files = self.roster.files
         self.plans: dict[str, Plan] = {}
         self.pump: Callable[[Endpoint], None] = lambda endpoint: None  # the dispatcher's
-        self._by_id: dict[str, Endpoint] = {}
+        self.loading = Loading(config, machine, supervisor, Corrections(home / DATABASE), self, self._evict)
+        self.ledger = self.loading.ledger
+        self.threads = Threads(self.ledger, machine.cores)
+        self.relief = Relief(self)
+        self._anyway: set[str] = set()  # models that somebody insists on
+        self._died_anyway: dict[str, LayaError] = {}
         self._windows: dict[str, tuple[float, int | None]] = {}
+        self._measured_s = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
         supervisor.on_state(self._engine_changed)
 
     # which models there are
-    def scan(self) -> None:
-        """Register every model of the config, the store and models_dir."""
-        self.roster.is_scan_due()
-        for file in self.roster.configured():
-            self.register(file, self.config.for_model(file.id))
-        self._update(self.roster.on_disk())
-
-    async def refresh(self) -> None:
-        """Register what came to the disk, drop what is gone from it; at most once in `RESCAN_EVERY_S`."""
-        if self.roster.is_scan_due():
-            self._update(await asyncio.to_thread(self.roster.on_disk))
-
-    def _update(self, found: list[ModelFile]) -> None:
-        gone, new = self.roster.compare(found)
-        for model_id in gone:
-            self._drop(self._by_id[model_id])
-        for file in new:
-            self.register(file, self.config.for_model(file.id))
-
-    def _drop(self, endpoint: Endpoint) -> None:
-        """Forget a model whose file is gone, unless something still works with it: then a later scan does."""
-        status = next((status for status in self.supervisor.status() if status.id == endpoint.model_id), None)
-        has_engine = status is not None and status.state not in ("unloaded", "failed")
-        if has_engine or endpoint.pool or endpoint.is_busy or self.router.load(endpoint.index) != (0, 0):
-            return
-        self.router.remove_model(endpoint.model_id)
-        self.router.remove_endpoint(endpoint.index)
-        self.roster.forget(endpoint.model_id)
-        self._windows.pop(endpoint.model_id, None)
-        del self.endpoints[endpoint.index], self._by_id[endpoint.model_id]
-
-    def register(self, file: ModelFile, settings: ResolvedModel) -> Endpoint:
-        file, losers = self.roster.claim(file)
-        index = self.router.add_endpoint()
-        task = file.task if file.task and "task" not in settings.fixed else settings.task
-        settings = msgspec.structs.replace(settings, id=file.id, task=task)
-        endpoint = Endpoint(index, settings, self.stats.model(file.id))
-        self.endpoints[index] = self._by_id[file.id] = endpoint
-        self._publish({file.id, *losers})
+    def attend(self, endpoint: Endpoint) -> None:
+        endpoint.held_back = self.relief.reason
+        endpoint.on_busy = self.threads.share_out
         self.supervisor.register(
-            file.id,
+            endpoint.model_id,
             lambda: self._prepare(endpoint),
-            lambda: self.ledger.release(endpoint.model_id),
-            task=settings.task,
+            lambda: self._released(endpoint),
+            task=endpoint.settings.task,
             drained=endpoint.drained,
-        )
-        return endpoint
-
-    def _publish(self, model_ids: set[str]) -> None:
-        """Tell the router the names of these models."""
-        self.router.set_models(
-            (model_id, [self._by_id[model_id].index], self.roster.aliases(model_id)) for model_id in model_ids
+            ended=lambda ending: self._ended(endpoint, ending),
         )
 
-    def find(self, name: str) -> Endpoint:
-        """The endpoint of a model, also of a file that was dropped into models_dir a moment ago.
-
-        Raises: ModelNotFound, and what the models room says of a file that is there but broken.
-        """
-        model_id = self.roster.id_of(name)
-        if model_id is None:
-            file = self.roster.look_up(name)
-            model_id = self.roster.id_of_file(file)
-            if model_id is None:
-                model_id = self.register(file, self.config.for_model(file.id)).model_id
-            if self.roster.learn(model_id, name):
-                self._publish({model_id})
-        return self._by_id[model_id]
-
-    def names_text(self) -> str:
-        return ", ".join(endpoint.model_id for endpoint in self.endpoints.values()) or "none; `laya pull` gets one"
+    def forget(self, endpoint: Endpoint) -> None:
+        self._windows.pop(endpoint.model_id, None)
+        self._anyway.discard(endpoint.model_id)
+        self._died_anyway.pop(endpoint.model_id, None)
 
     # loading
     def wake(self, endpoint: Endpoint) -> None:
@@ -157,8 +108,14 @@ class Fleet:
         if endpoint.queue and endpoint.pool is None:
             await self.load(endpoint)
 
-    async def load(self, endpoint: Endpoint) -> EngineAddress:
-        """Plan, make room, start, and wait until it has generated a token. Raises what refused it."""
+    async def load(self, endpoint: Endpoint, *, anyway: bool = False) -> EngineAddress:
+        """Plan, make room, start, and wait until it has generated a token. Raises what refused it.
+
+        anyway: a person insists on a model that does not fit; it runs under the ceiling of what is free.
+        """
+        if anyway:
+            self._anyway.add(endpoint.model_id)
+            self._died_anyway.pop(endpoint.model_id, None)
         start_s, was_loaded = time.monotonic(), endpoint.pool is not None
         address = await self.supervisor.ensure_ready(endpoint.model_id)
         if endpoint.pool is None:
@@ -174,61 +131,54 @@ class Fleet:
         if endpoint.queue:
             self.wake(endpoint)
 
+    async def _evict(self, endpoint: Endpoint) -> None:
+        self.stats.count_unload(endpoint.model_id, "evicted")
+        await self.unload(endpoint, deadline_s=0.0)
+
     async def _prepare(self, endpoint: Endpoint) -> EngineSettings:
         """Called by the supervisor just before a child is started: the plan that it is started with."""
         model_id = endpoint.model_id
+        self.relief.check_admitting(model_id)
+        if model_id in self._died_anyway:
+            raise self._died_anyway[model_id]
         file = self.files[model_id]
         check_servable(file)
         pooling = pooling_of(endpoint.settings, file)
-        plan = await self._plan_with_room(endpoint, file)
-        self.ledger.reserve(model_id, "cpu", plan.need_bytes)
+        anyway = self.config.memory.anyway or model_id in self._anyway
+        plan = await self.loading.reserve(endpoint, file, anyway=anyway)
         self.plans[model_id] = plan
-        return engine_settings(endpoint.settings, file, plan, pooling)
+        grant = self.threads.admit(endpoint, plan.settings.n_threads)
+        return engine_settings(endpoint.settings, file, plan, pooling, grant)
 
-    async def _plan_with_room(self, endpoint: Endpoint, file: ModelFile) -> Plan:
-        """The plan in what is free now; idle models are unloaded, the longest unused first, as far as that helps."""
-        while True:
-            budget = self.free_budget()
-            plan = await self._plan(endpoint, file, budget)
-            if plan.fits:
-                return plan
-            idle = self._idle_longest(endpoint)
-            whole = self.budget()
-            if idle is None or plan.need_bytes > whole.bytes:
-                raise refusal(plan, budget)
-            await self.unload(idle, deadline_s=0.0)
-
-    async def _plan(self, endpoint: Endpoint, file: ModelFile, budget: Budget) -> Plan:
-        asked = endpoint.settings.asked()
-        if asked.n_threads is None:
-            asked = msgspec.structs.replace(asked, n_threads=self._threads_left(endpoint))
-        engine = LLAMA_SERVER if endpoint.settings.engine_path else None  # another build may repack more
-        return await asyncio.to_thread(plan_file, file.path, asked, budget, model_id=endpoint.model_id, engine=engine)
-
-    def _threads_left(self, endpoint: Endpoint) -> int:
-        """Cores that no other loaded engine computes on; llama.cpp collapses when threads outnumber cores."""
-        taken = sum(
-            other.planned.n_threads for other in self.endpoints.values() if other is not endpoint and other.planned
-        )
-        return max(1, self.machine.cores() - taken)
-
-    def _idle_longest(self, wanted: Endpoint) -> Endpoint | None:
+    def leaving_order(self, wanted: Endpoint | None) -> list[Endpoint]:
+        """Idle models that may leave for the sake of another, the longest unused first."""
         idle = [other for other in self.endpoints.values() if other is not wanted and other.may_leave]
-        return min(idle, key=lambda endpoint: endpoint.last_used_s, default=None)
+        return sorted(idle, key=lambda endpoint: endpoint.last_used_s)
+
+    def threads_for(self, endpoint: Endpoint) -> int | None:
+        """Threads of an engine whose model says none; None: all cores, shared out while it runs."""
+        return self.threads.fixed_for(endpoint)
 
     def budget(self) -> Budget:
         """What engines may use in all, as of now."""
-        return self.machine.budget(self.config.memory.budget, own_bytes=self._held_bytes())
+        return self.loading.budget()
 
-    def free_budget(self) -> Budget:
-        """What is left of it beside the engines that are loaded."""
-        budget = self.budget()
-        self.ledger.set_total("cpu", budget.bytes)
-        return msgspec.structs.replace(budget, bytes=max(0, budget.bytes - self.ledger.reserved("cpu")))
+    # when memory is short
+    def set_admitting(self, admitting: bool, reason: str = "") -> None:
+        """False: nothing is loaded, and new requests wait in their queues; what runs goes on."""
+        self.relief.set_admitting(admitting, reason)
 
-    def _held_bytes(self) -> int:
-        """Anonymous memory of our own children: used now, but promised by their plans, so it is in the budget."""
-        return sum(status.anonymous_bytes for status in self.supervisor.status())
+    async def drop_caches(self) -> int:
+        """Give back what costs nothing to give; the bytes this process gave."""
+        return await self.relief.drop_caches()
+
+    async def unload_idle(self) -> list[str]:
+        """Unload the longest unused of the idle models; gives its id, or nothing."""
+        return await self.relief.unload_idle()
+
+    async def stop_youngest(self, reason: str) -> str | None:
+        """Stop the engine that was started last, whatever it does; gives its id."""
+        return await self.relief.stop_youngest(reason)
 
     # what engines do
     def _engine_changed(self, model_id: str, state: ModelState, address: EngineAddress | None) -> None:
@@ -240,22 +190,46 @@ class Fleet:
         if state == "failed" and endpoint.queue:
             self.wake(endpoint)
 
+    def _released(self, endpoint: Endpoint) -> None:
+        """The engine is gone, or never came."""
+        self.threads.leave(endpoint)
+        self.ledger.release(endpoint.model_id)
+
+    def _ended(self, endpoint: Endpoint, ending: Ending) -> None:
+        """What the engine held is known now: learn from it, and do not insist on what could not be."""
+        plan = self.plans[endpoint.model_id]
+        hit = ending.limit_hit
+        if hit is not None and not plan.fits:
+            self._anyway.discard(endpoint.model_id)
+            self._died_anyway[endpoint.model_id] = EngineOutOfMemory(endpoint.model_id, hit.limit_bytes, hit.peak_bytes)
+            return
+        if ending.peak_bytes or hit is not None:
+            work = self.loading.learn
+            peak_bytes = hit.peak_bytes if hit is not None else ending.peak_bytes
+            file = self.files[endpoint.model_id]
+            self._spawn(asyncio.to_thread(work, endpoint, file, plan, peak_bytes, was_killed=hit is not None))
+
     def open(self, endpoint: Endpoint, address: EngineAddress) -> None:
         plan = self.plans[endpoint.model_id]
         template = endpoint.settings.chat_template or self.files[endpoint.model_id].chat_template or ""
         endpoint.open(address, plan, template_bytes=max(len(template.encode()), 1024))
         self.router.set_capacity(endpoint.index, plan.settings.max_num_seqs, plan.settings.kv_pool_tokens)
+        self.loading.post_measured()
         self.pump(endpoint)
 
     def sweep(self, now_s: float) -> None:
         """A few times a second: waiting requests past their deadline, models idle past their ttl, files that came."""
         if self.roster.has_folder_changed():
             self._spawn(self.refresh())
+        if now_s - self._measured_s >= MEASURE_EVERY_S:
+            self._measured_s = now_s
+            self.loading.post_measured()
         for endpoint in self.endpoints.values():
             if endpoint.queue:
                 endpoint.expire(now_s)
             ttl_s = endpoint.settings.ttl_s
             if ttl_s is not None and endpoint.pool and not endpoint.is_busy and now_s - endpoint.last_used_s > ttl_s:
+                self.stats.count_unload(endpoint.model_id, "idle")
                 self._spawn(self.unload(endpoint))
 
     # what users see
@@ -276,15 +250,12 @@ class Fleet:
         if known is not None and known[0] > time.monotonic() - WINDOW_KEPT_S:
             return known[1]
         try:
-            plan = await self._plan(endpoint, self.files[endpoint.model_id], self.budget())
+            plan = await self.loading.plan(endpoint, self.files[endpoint.model_id], self.budget())
             tokens = plan.settings.max_seq_len if plan.fits else None
         except LayaError:
             tokens = None
         self._windows[endpoint.model_id] = (time.monotonic(), tokens)
         return tokens
-
-    def aliases(self, endpoint: Endpoint) -> list[str]:
-        return self.roster.aliases(endpoint.model_id)
 
     def kv_tokens(self) -> dict[str, tuple[int, int]]:
         """Model -> (tokens promised to live requests, tokens that can be held)."""

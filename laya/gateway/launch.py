@@ -25,8 +25,10 @@ def pooling_of(settings: ResolvedModel, file: ModelFile) -> Pooling | None:
     return None if own else "mean"
 
 
-def engine_settings(settings: ResolvedModel, file: ModelFile, plan: Plan, pooling: Pooling | None) -> EngineSettings:
-    """The settings of one start."""
+def engine_settings(
+    settings: ResolvedModel, file: ModelFile, plan: Plan, pooling: Pooling | None, threads_file: str | None = None
+) -> EngineSettings:
+    """The settings of one start. threads_file: where the engine reads how many threads it may use now."""
     return EngineSettings(
         model_id=file.id,
         path=file.path,
@@ -39,5 +41,6 @@ def engine_settings(settings: ResolvedModel, file: ModelFile, plan: Plan, poolin
         chat_template=settings.chat_template or file.chat_template,
         engine_path=settings.engine_path,
         ceiling_bytes=ceiling_bytes(plan),
+        threads_file=threads_file,
         load_timeout_s=settings.load_timeout_s,
     )

@@ -12,6 +12,7 @@ import msgspec
 from laya.errors import BadModelFile, InsufficientMemory
 from laya.memory.admission import Admission
 from laya.memory.cgroup import mounts
+from laya.memory.correction import Correction
 from laya.memory.engine_facts import LLAMA_SERVER, EngineFacts, built_in_engine
 from laya.memory.facts import ModelFacts, facts_before_download, read_facts
 from laya.memory.fit import fit
@@ -19,7 +20,7 @@ from laya.memory.gguf import GgufHeader, read_header
 from laya.memory.gpu import GpuMeter
 from laya.memory.guard import Ladder, Reading, Step, ceiling_bytes
 from laya.memory.hf import HfFacts, facts_of_hf
-from laya.memory.ledger import Ledger
+from laya.memory.ledger import THREADS, Ledger
 from laya.memory.machine import Budget, Machine, MachineFacts
 from laya.memory.plan_source import plan_source
 from laya.memory.planner import Model
@@ -30,8 +31,10 @@ from laya.types import AskedSettings, Plan
 
 __all__ = [
     "LLAMA_SERVER",
+    "THREADS",
     "Admission",
     "Budget",
+    "Correction",
     "EngineFacts",
     "GgufHeader",
     "GpuMeter",

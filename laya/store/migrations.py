@@ -30,4 +30,18 @@ _CONVERSATIONS = (
     "CREATE INDEX message_conversation ON message (conversation_id, id)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_CONVERSATIONS,)
+_CORRECTIONS = (
+    """
+    CREATE TABLE correction (
+        engine TEXT NOT NULL,
+        build TEXT NOT NULL,
+        architecture TEXT NOT NULL,
+        share REAL NOT NULL,
+        flat_bytes INTEGER NOT NULL,
+        learned_s REAL NOT NULL,
+        PRIMARY KEY (engine, build, architecture)
+    )
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_CONVERSATIONS, _CORRECTIONS)

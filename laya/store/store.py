@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import TracebackType
 
 from laya.store.conversations import ConversationTables
+from laya.store.corrections import CorrectionTables
 
 
-class Store(ConversationTables):
+class Store(ConversationTables, CorrectionTables):
     """`Store(path)` opens or makes the file (mode 0600). Raises StoreError naming the file.
 
     Threads may share a store; each has its own connection, and `close` closes the caller's.

@@ -31,12 +31,54 @@ def test_ledger_release_gives_back_every_device_and_ignores_strangers() -> None:
     ledger.set_total("threads", 4)
     ledger.reserve("a", "cpu", 60)
     ledger.reserve("a", "threads", 3)
-    ledger.post_measured("a", 55)
-    assert ledger.snapshot()["measured"] == {"a": 55}
     ledger.release("a")
     ledger.release("nobody")
     assert (ledger.free("cpu"), ledger.free("threads")) == (100, 4)
-    assert ledger.snapshot()["measured"] == {}
+    ledger.reserve("a", "threads", 3)
+    ledger.reserve("a", "cpu", 60)
+    ledger.give_back("a", "threads")
+    assert (ledger.free("cpu"), ledger.free("threads")) == (40, 4)
+
+
+def test_ledger_turns_what_was_promised_into_what_is_used() -> None:
+    ledger = Ledger()
+    ledger.set_total("cpu", 100)
+    ledger.reserve("a", "cpu", 60)
+    ledger.post_measured("a", "cpu", 55)
+    assert (ledger.free("cpu"), ledger.reserved("cpu"), ledger.used("cpu"), ledger.held("cpu")) == (40, 5, 55, 60)
+    ledger.post_measured("nobody", "cpu", 55)
+    assert ledger.used("cpu") == 55
+    ledger.release("a")
+    assert (ledger.free("cpu"), ledger.used("cpu")) == (100, 0)
+
+
+def test_ledger_takes_what_an_engine_holds_above_its_promise_from_what_is_free() -> None:
+    ledger = Ledger()
+    ledger.set_total("cpu", 100)
+    ledger.reserve("a", "cpu", 60)
+    ledger.post_measured("a", "cpu", 75)
+    assert (ledger.free("cpu"), ledger.reserved("cpu"), ledger.used("cpu")) == (25, 0, 75)
+    with pytest.raises(InsufficientMemory):
+        ledger.reserve("b", "cpu", 30)
+    ledger.reserve("a", "cpu", 60)  # loaded again: what the last engine held says nothing of the next one
+    assert (ledger.free("cpu"), ledger.used("cpu")) == (40, 0)
+
+
+def test_ledger_is_overdrawn_only_by_who_insists_and_says_so() -> None:
+    ledger = Ledger()
+    ledger.set_total("cpu", 100)
+    ledger.reserve("a", "cpu", 130, overdraw=True)
+    assert ledger.snapshot()["cpu"] == {
+        "total": 100,
+        "free": -30,
+        "reserved": 130,
+        "used": 0,
+        "overdrawn": True,
+        "owners": {"a": {"promised": 130, "measured": 0}},
+    }
+    with pytest.raises(InsufficientMemory) as caught:
+        ledger.reserve("b", "cpu", 1)
+    assert caught.value.details["available_bytes"] == 0
 
 
 def test_ledger_second_reservation_replaces_the_first() -> None:
@@ -44,7 +86,7 @@ def test_ledger_second_reservation_replaces_the_first() -> None:
     ledger.set_total("cpu", 100)
     ledger.reserve("a", "cpu", 60)
     ledger.reserve("a", "cpu", 90)
-    assert ledger.snapshot()["cpu"] == {"total": 100, "free": 10, "reserved": 90, "owners": {"a": 90}}
+    assert (ledger.free("cpu"), ledger.reserved("cpu"), ledger.held_by("a", "cpu")) == (10, 90, 90)
 
 
 def test_ledger_total_may_shrink_below_what_is_reserved() -> None:
@@ -71,16 +113,22 @@ def test_ledger_counts_threads_in_cores() -> None:
 def test_ledger_balances_over_random_schedules(seed: int) -> None:
     rng, ledger = random.Random(seed), Ledger()
     held: dict[str, int] = {}
+    promised: dict[str, int] = {}
     total = 0
     for _ in range(60):
         owner = f"m{rng.randrange(5)}"
-        action = rng.choice(("reserve", "release", "total"))
+        action = rng.choice(("reserve", "release", "total", "measured"))
         if action == "total":
             total = rng.randrange(1000)
             ledger.set_total("cpu", total)
         elif action == "release":
             ledger.release(owner)
             held.pop(owner, None)
+        elif action == "measured":
+            n_bytes = rng.randrange(500)
+            ledger.post_measured(owner, "cpu", n_bytes)
+            if owner in held:
+                held[owner] = max(promised[owner], n_bytes)
         else:
             amount = rng.randrange(400)
             others = sum(value for name, value in held.items() if name != owner)
@@ -90,9 +138,11 @@ def test_ledger_balances_over_random_schedules(seed: int) -> None:
                 assert amount > total - others
             else:
                 assert amount <= total - others
-                held[owner] = amount
-        assert ledger.reserved("cpu") == sum(held.values())
-        assert ledger.free("cpu") + ledger.reserved("cpu") == total
+                held[owner] = promised[owner] = amount
+                if not amount:
+                    del held[owner]
+        assert ledger.held("cpu") == sum(held.values())
+        assert ledger.free("cpu") + ledger.reserved("cpu") + ledger.used("cpu") == total
 
 
 def test_admission_counts_sequences_where_each_has_its_slot() -> None:

@@ -1,0 +1,81 @@
+"""Owns: which correction is whose: the engine, its build and the architecture of a model's file; kept in the store.
+
+Where the memory room's arithmetic and the store meet.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from laya.config import ResolvedModel
+from laya.memory import Correction, read_facts
+from laya.store import LearnedCorrection, Store
+from laya.types import Plan
+
+Key = tuple[str, str, str]  # engine, build, architecture
+
+
+class Corrections:
+    """What was learned on this machine. Reads the file's header; blocks."""
+
+    def __init__(self, path: Path) -> None:
+        """path: the database; it is opened when the first thing is asked or learned."""
+        self._path = path
+        self._known: dict[Key, Correction] | None = None
+
+    def of(self, settings: ResolvedModel, path: Path) -> Correction:
+        """What is known of such an engine. Raises BadModelFile, StoreError."""
+        return self._all().get(key_of(settings, path), Correction())
+
+    def learn(
+        self, settings: ResolvedModel, path: Path, plan: Plan, peak_bytes: int, *, was_killed: bool = False
+    ) -> None:
+        """An engine of this plan was seen to hold `peak_bytes`. Raises BadModelFile, StoreError."""
+        key = key_of(settings, path)
+        known = self._all().get(key, Correction())
+        learned = known.after(plan, peak_bytes, was_killed=was_killed)
+        if learned == known:
+            return
+        self._all()[key] = learned
+        engine, build, architecture = key
+        row = LearnedCorrection(
+            engine=engine,
+            build=build,
+            architecture=architecture,
+            share=learned.share,
+            flat_bytes=learned.flat_bytes,
+        )
+        with Store(self._path) as store:
+            store.keep_correction(row)
+
+    def _all(self) -> dict[Key, Correction]:
+        if self._known is None:
+            rows: list[LearnedCorrection] = []
+            if self._path.exists():
+                with Store(self._path) as store:
+                    rows = store.corrections()
+            self._known = {
+                (row.engine, row.build, row.architecture): Correction(share=row.share, flat_bytes=row.flat_bytes)
+                for row in rows
+            }
+        return self._known
+
+
+def key_of(settings: ResolvedModel, path: Path) -> Key:
+    """The engine, its build and the architecture that share a correction. Raises BadModelFile."""
+    return *build_of(settings.engine_path), read_facts(path).shape.architecture
+
+
+def build_of(engine_path: Path | None) -> tuple[str, str]:
+    """Name and build of an engine. A binary of the user's own is another build when its file has changed."""
+    if engine_path is None:
+        try:
+            return "xllamacpp", version("xllamacpp")
+        except PackageNotFoundError:
+            return "xllamacpp", "unknown"
+    try:
+        stat = engine_path.stat()
+    except OSError:
+        return str(engine_path), "missing"
+    return str(engine_path), f"{stat.st_size}-{stat.st_mtime_ns}"

@@ -1,0 +1,149 @@
+"""Owns: what a load is planned with, what has to leave for it, and what the ledger is told. Starts and stops no engine.
+
+The plan is made in what is free now, made larger by what was learned of such engines. Idle models leave, the longest
+unused first, only where what they return makes the plan fit, and the next plan waits until it was measured back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+
+from laya.config import Config
+from laya.engines.supervisor import Supervisor
+from laya.errors import LayaError
+from laya.gateway.corrections import Corrections
+from laya.gateway.endpoint import Endpoint
+from laya.memory import LLAMA_SERVER, Budget, Ledger, Machine, plan_file, refusal, size_text
+from laya.types import ModelFile, Plan
+
+logger = logging.getLogger(__name__)
+RAM = "cpu"
+MEASURED_BACK_S = 2.0  # the kernel has an engine's memory back at its end; a group's figures may trail
+MEASURED_BACK_SHARE = 0.9  # of it: other programs take and give meanwhile
+LOOK_EVERY_S = 0.02
+
+
+class Others(Protocol):
+    """The fleet, as far as making room needs it."""
+
+    def leaving_order(self, wanted: Endpoint) -> list[Endpoint]: ...
+    def threads_for(self, endpoint: Endpoint) -> int | None: ...
+
+
+class Loading:
+    """Plans of one fleet. One load is prepared at a time (the supervisor's lock), so nothing is promised twice."""
+
+    def __init__(
+        self,
+        config: Config,
+        machine: Machine,
+        supervisor: Supervisor,
+        corrections: Corrections,
+        others: Others,
+        evict: Callable[[Endpoint], Awaitable[None]],
+    ) -> None:
+        self.ledger = Ledger()
+        self._config = config
+        self._machine = machine
+        self._supervisor = supervisor
+        self._corrections = corrections
+        self._others = others
+        self._evict = evict
+
+    def budget(self) -> Budget:
+        """What engines may use in all, as of now."""
+        held_bytes = sum(status.anonymous_bytes for status in self._supervisor.status())
+        # used now, but promised by our plans, so it is in the budget
+        return self._machine.budget(self._config.memory.budget, own_bytes=held_bytes)
+
+    def free_budget(self) -> Budget:
+        """What is left of it beside the engines that are loaded."""
+        budget = self.budget()
+        self.ledger.set_total(RAM, budget.bytes)
+        return msgspec.structs.replace(budget, bytes=max(0, self.ledger.free(RAM)))
+
+    async def plan(self, endpoint: Endpoint, file: ModelFile, budget: Budget) -> Plan:
+        """What the model needs, and what it would be started with inside this budget."""
+        asked = endpoint.settings.asked()
+        if asked.n_threads is None:
+            asked = msgspec.structs.replace(asked, n_threads=self._others.threads_for(endpoint))
+        engine = LLAMA_SERVER if endpoint.settings.engine_path else None  # another build may repack more
+        correction = await asyncio.to_thread(self._corrections.of, endpoint.settings, file.path)
+        lowered = correction.lowered(budget)
+        plan = await asyncio.to_thread(plan_file, file.path, asked, lowered, model_id=endpoint.model_id, engine=engine)
+        return correction.applied(plan, budget)
+
+    async def reserve(self, endpoint: Endpoint, file: ModelFile, *, anyway: bool) -> Plan:
+        """The plan the engine is started with, its bytes promised. Raises what refuses it.
+
+        anyway: what does not fit is promised all the same; its ceiling is what was free.
+        """
+        plan = await self._plan_with_room(endpoint, file, anyway=anyway)
+        self.ledger.reserve(endpoint.model_id, RAM, plan.need_bytes, overdraw=not plan.fits)
+        if not plan.fits:
+            logger.warning(
+                "'%s' is loaded although it needs %s; the ledger is overdrawn by %s",
+                endpoint.model_id, size_text(plan.need_bytes), size_text(-self.ledger.free(RAM)),
+            )  # fmt: skip
+        return plan
+
+    async def _plan_with_room(self, endpoint: Endpoint, file: ModelFile, *, anyway: bool) -> Plan:
+        while True:
+            budget = self.free_budget()
+            plan = await self.plan(endpoint, file, budget)
+            if plan.fits:
+                return plan
+            leaving, plan, credited = await self._credited(endpoint, file, budget, plan)
+            if not leaving or not plan.fits:
+                if anyway:
+                    return plan if not leaving else await self.plan(endpoint, file, budget)
+                raise refusal(plan, credited)
+            for idle in leaving:
+                await self._leave(idle)
+
+    async def _credited(
+        self, endpoint: Endpoint, file: ModelFile, budget: Budget, plan: Plan
+    ) -> tuple[list[Endpoint], Plan, Budget]:
+        """The fewest idle models whose leaving makes it fit, else all of them; the plan and budget with their bytes."""
+        leaving: list[Endpoint] = []
+        for idle in self._others.leaving_order(endpoint):
+            leaving.append(idle)
+            returned = self.ledger.held_by(idle.model_id, RAM)
+            budget = msgspec.structs.replace(budget, bytes=budget.bytes + returned)
+            plan = await self.plan(endpoint, file, budget)
+            if plan.fits:
+                break
+        return leaving, plan, budget
+
+    async def _leave(self, idle: Endpoint) -> None:
+        """Unload, and wait until the machine shows what the engine held."""
+        if idle.is_busy:
+            return  # a request came meanwhile; what is planned next sees it
+        held_bytes = next(
+            (status.anonymous_bytes for status in self._supervisor.status() if status.id == idle.model_id), 0
+        )
+        before_bytes = self._machine.available_bytes()
+        await self._evict(idle)
+        end_s = time.monotonic() + MEASURED_BACK_S
+        wanted_bytes = before_bytes + int(MEASURED_BACK_SHARE * held_bytes)
+        while self._machine.available_bytes() < wanted_bytes and time.monotonic() < end_s:
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def post_measured(self) -> None:
+        """Tell the ledger what running engines were measured to hold at most."""
+        for status in self._supervisor.status():
+            if status.pid is not None and status.measured_bytes:
+                self.ledger.post_measured(status.id, RAM, status.measured_bytes)
+
+    def learn(self, endpoint: Endpoint, file: ModelFile, plan: Plan, peak_bytes: int, *, was_killed: bool) -> None:
+        """An engine has ended; a plan that was too small makes the next one larger."""
+        try:
+            self._corrections.learn(endpoint.settings, file.path, plan, peak_bytes, was_killed=was_killed)
+        except LayaError as error:  # a broken file or database: the engine's end goes on
+            logger.error("what was learned of '%s' is not kept: %s", endpoint.model_id, error.message)
