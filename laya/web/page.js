@@ -2,6 +2,7 @@
 
 import { Chat } from "./chat.js";
 import { write } from "./element.js";
+import { Events } from "./events.js";
 import { drawDevices } from "./ledger.js";
 import { Models } from "./models.js";
 import { ask, forgetKey, hasKey, useKey } from "./server.js";
@@ -15,6 +16,7 @@ const chat = new Chat({
   form: part("chat-form"), box: part("message"), send: part("send"), stop: part("stop"),
   messages: part("messages"), model: part("chat-model"),
 });
+const events = new Events(part("events-card"), part("events"));
 let timer = null;
 let isLooking = false;
 let isMissed = false;
@@ -30,6 +32,7 @@ async function look() {
   try {
     const state = await ask("GET", "/admin/state");
     draw(state);
+    await events.look();
     if (state.models.some(({ state }) => state === "loading" || state === "draining")) wait = LOOK_SOON_MS;
   } catch (fault) {
     if (fault.status === 401) {
@@ -37,6 +40,7 @@ async function look() {
       isLooking = false;
       return;
     }
+    events.forget();
     say(fault.message, true);
   }
   isLooking = false;

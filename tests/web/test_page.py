@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +48,7 @@ def give_key(page: Any, key: str) -> None:
 
 
 def row(page: Any, model: str = MODEL) -> Any:
-    return page.get_by_role("listitem").filter(has_text=model)
+    return page.get_by_role("region", name="Models").get_by_role("listitem").filter(has_text=model)
 
 
 def state_is(page: Any, state: str) -> None:
@@ -161,6 +163,18 @@ def test_page_says_in_words_why_a_prompt_is_refused_and_gives_it_back(opened: An
     answer.get_by_role("alert").filter(has_text="maximum context length is 512 tokens").wait_for()
     answered(opened)
     assert opened.get_by_label("Message").input_value() == text.strip()
+
+
+def test_page_tells_that_an_engine_ended_by_itself(opened: Any, locked: Any) -> None:
+    load(opened)
+    (model,) = state_of(locked)["models"]
+    os.kill(model["pid"], signal.SIGKILL)
+    opened.get_by_role("region", name="What happened").get_by_text(
+        f"the engine of '{MODEL}' ended by itself"
+    ).wait_for()
+    row(opened).locator(".state.failed").wait_for()
+    opened.get_by_role("button", name=f"Load again {MODEL}").click()
+    state_is(opened, "ready")
 
 
 def test_page_keys_reach_the_message_and_stop(opened: Any) -> None:
