@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from laya.errors import ConfigError
 from laya.memory.facts import ModelFacts
+from laya.memory.families import ROLLS_BACK
 from laya.memory.ggml import GgmlType, kv_cache_type
 from laya.memory.layers import LayerShape
 from laya.memory.load import Load
@@ -26,7 +27,8 @@ def _layer_bytes(layer: LayerShape, load: Load, ggml_type: GgmlType) -> int:
 
 def state_by_layer(load: Load) -> tuple[int, ...]:
     """Bytes of recurrent state of each layer, all sequences together, with what a draft may have to roll back."""
-    copies = load.settings.max_num_seqs * (1 + load.n_rollback)
+    kept = load.n_rollback if load.facts.shape.architecture in ROLLS_BACK else 0
+    copies = load.settings.max_num_seqs * (1 + kept)
     return tuple(STATE_BYTES * copies * (layer.conv + layer.state) for layer in load.facts.shape.layers)
 
 

@@ -26,22 +26,23 @@ WINDOWS = {
     "cohere2": Window(4),
     "cohere2moe": Window(4),
     "exaone-moe": Window(4),
-    "exaone4": Window(4, tokens=4096, only_n_layer=64),
+    "exaone4": Window(4, default=4096, only_n_layer=64),
     "gemma2": Window(2, default=4096),
     "gemma3": Window(6),
     "gemma3n": Window(5),
     "gemma4": Window(6),
     "gpt-oss": Window(2),
-    "llama4": Window(4, default=8192, is_chunked=True),
+    "granite_swa": Window(4),
+    "laguna": Window(4),
+    "lfm2": Window(0),
+    "llama4": Window(4, tokens=8192, default=8192, is_chunked=True),
+    "mellum": Window(4),
     "mimo2": Window(6),
     "olmo2": Window(4),  # OLMo 3 goes by this name, with the window key
     "plamo3": Window(8),
     "smallthinker": Window(4, tokens=4096, dense_first=True),
     "step35": Window(4),
 }
-# The key is there, and llama.cpp runs every layer at full context all the same.
-IGNORES_WINDOW = frozenset({"llama", "mistral3", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "starcoder2"})
-
 # Layers with a cache of their own, where the loader fixes it: the later ones read the cache of an earlier layer.
 CACHED_LAYERS = {"gemma3n": 20}
 
@@ -63,23 +64,29 @@ RECURRENT: dict[str, RecurrentRule] = {
     "rwkv6qwen2": "all",
     "rwkv7": "all",
 }
+# Recurrent state that can go back over a draft's tokens: the engine keeps that many states more.
+ROLLS_BACK = frozenset({"lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen4exp"})
 HYBRID = frozenset({"granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "plamo2"})
 DEFAULT_INTERVAL = {"minimax-01": 8}
+# Their convolution has no groups, whatever the key says.
+UNGROUPED = frozenset({"jamba", "mamba"})
 FULL_ATTENTION_INTERVAL = 4
 
 # Latent attention that is stored compressed (with the *_mla keys) or expanded (without), both as the keys say.
-LATENT = frozenset({"deepseek2", "deepseek2-ocr", "deepseek32", "glm-dsa", "kimi-linear", "minicpm3", "plm"})
+LATENT = frozenset(
+    {"deepseek2", "deepseek2-ocr", "deepseek32", "glm-dsa", "kimi-linear", "minicpm3", "mistral4", "plm"}
+)
 INDEXED = frozenset({"deepseek32", "glm-dsa"})
 # Which layers of GLM-5.2 have an indexer of their own where the file does not say: the first two, then one in four.
 GLM_LONG_CONTEXT = 1 << 20
 
 _DENSE = """
 apertus arcee arctic baichuan bailingmoe bailingmoe2 bert bitnet bloom chatglm codeshell command-r dbrx deci deepseek
-dots1 dream ernie4_5 ernie4_5-moe eurobert exaone falcon gemma glm4 glm4moe gpt2 gptj gptneox granite granitemoe
-grok grovemoe hunyuan-dense hunyuan-moe internlm2 jais jina-bert-v2 jina-bert-v3 llada llada-moe llama maincoder minicpm
-minimax-m2 mistral3 mpt nemotron neo-bert nomic-bert nomic-bert-moe olmo olmo2 olmoe openelm orion pangu-embedded phi2
-phi3 phimoe plamo qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe refact rnd1 seed_oss smollm3 stablelm
-starcoder starcoder2 xverse
+dots1 dream ernie4_5 ernie4_5-moe eurobert exaone falcon gemma glm4 glm4moe gpt2 gptj gptneox granite granitemoe grok
+grovemoe hunyuan-dense hunyuan-moe internlm2 jais jais2 jina-bert-v2 jina-bert-v3 llada llada-moe llama maincoder
+minicpm minimax-m2 mistral3 mpt nemotron neo-bert nomic-bert nomic-bert-moe olmo olmo2 olmoe openelm orion pangu-
+embedded phi2 phi3 phimoe plamo qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe refact rnd1 seed_oss
+smollm3 stablelm starcoder starcoder2 xverse
 """
 DENSE = frozenset(_DENSE.split())
 # Encoders, which llama.cpp gives no cache; another architecture keeps one even with `attention.causal: false`.

@@ -158,7 +158,7 @@ def _recurrent(keys: Keys, head_dim: int) -> RecurrentShape:
         conv_kernel=keys.number("ssm.conv_kernel", 0),
         inner=keys.number("ssm.inner_size", 0),
         state=keys.number("ssm.state_size", 0),
-        groups=keys.number("ssm.group_count", 0),
+        groups=0 if keys.architecture in families.UNGROUPED else keys.number("ssm.group_count", 0),
         head_size=keys.number("wkv.head_size", 0),
         token_shift=keys.number("token_shift_count", 2) if keys.has("wkv.head_size") else 0,
         l_cache=keys.number("shortconv.l_cache", 0),
@@ -194,7 +194,7 @@ _BEYOND_DENSE: tuple[tuple[tuple[str, ...], frozenset[str], str], ...] = (
     (("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim"),
      families.HYBRID | frozenset(RECURRENT), "recurrent layers: state and cache are counted for every layer"),
     (("attention.kv_lora_rank",), families.LATENT, "latent attention: the cache is counted for keys and values"),
-    (("attention.sliding_window",), families.IGNORES_WINDOW | families.ENCODERS | frozenset(WINDOWS),
+    (("attention.sliding_window",), families.KNOWN,
      "sliding-window attention: every layer is counted at full context"),
 )  # fmt: skip
 

@@ -87,7 +87,7 @@ def price(model: Model, settings: PlannedSettings) -> dict[str, dict[str, int]]:
         draft=model.draft,
         projector_bytes=model.projector_bytes,
         gpu_free_bytes=model.gpu_free_bytes,
-        n_rollback=DRAFT_TOKENS if model.draft is not None and model.shape.is_recurrent else 0,
+        n_rollback=DRAFT_TOKENS if model.draft is not None else 0,
     )
     return terms_by_device(load)
 
