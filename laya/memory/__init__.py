@@ -27,6 +27,8 @@ from laya.memory.planner import Model
 from laya.memory.pressure import PressureMeter, PressureTrigger
 from laya.memory.shape import ModelShape
 from laya.memory.sizes import size_text
+from laya.memory.vllm import plan_vllm
+from laya.memory.vllm_cache import VllmSettings
 from laya.types import AskedSettings, Plan
 
 __all__ = [
@@ -49,12 +51,14 @@ __all__ = [
     "PressureTrigger",
     "Reading",
     "Step",
+    "VllmSettings",
     "ceiling_bytes",
     "facts_of_hf",
     "mounts",
     "plan_before_download",
     "plan_file",
     "plan_source",
+    "plan_vllm",
     "read_facts",
     "read_header",
     "refusal",

@@ -5,19 +5,23 @@ Knows no network: what lies elsewhere is read through a `ModelSource`, which som
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from laya.errors import BadModelFile
+from laya.errors import BadModelFile, ConfigError
 from laya.memory.engine_facts import EngineFacts, built_in_engine
 from laya.memory.facts import ModelFacts, facts_of, read_facts
 from laya.memory.fit import fit
 from laya.memory.gguf import read_header_of
+from laya.memory.gpu import GpuMemory
 from laya.memory.hf import HfFacts, facts_of_hf, facts_of_source
 from laya.memory.machine import Budget, Machine
 from laya.memory.planner import Model
 from laya.memory.source import ModelSource
+from laya.memory.vllm import plan_vllm
+from laya.memory.vllm_cache import VllmSettings
 from laya.types import AskedSettings, Plan
 
 AS_GGUF = "as a GGUF of the same types would load; the built-in engine reads GGUF, vLLM reads these files"
@@ -48,13 +52,20 @@ def plan_source(
     *,
     model_id: str,
     engine: EngineFacts | None = None,
+    vllm: VllmSettings | None = None,
+    cards: Sequence[GpuMemory] = (),
 ) -> Plan:
-    """The plan of a model in the terms of llama.cpp, before a byte of its weights is read.
+    """The plan of a model before a byte of its weights is read.
 
-    source: a path, or what the models room opened at hf:// or http(s)://. Raises as `facts_anywhere`, and ConfigError
-    for settings that no memory could give.
+    source: a path, or what the models room opened at hf:// or http(s)://. engine: the llama.cpp it is planned for.
+    vllm: plan it in vLLM's terms instead, on these cards. Raises as `facts_anywhere`, and ConfigError for settings
+    that no memory could give.
     """
     found = facts_anywhere(source)
+    if vllm is not None:
+        if not isinstance(found, HfFacts):
+            raise ConfigError(f"'{model_id}' is a GGUF file; vLLM is planned for Hugging Face models.", param="engine")
+        return plan_vllm(found, asked, budget, cards, model_id=model_id, settings=vllm, n_cores=Machine().cores())
     model = Model(
         id=model_id,
         facts=found.facts if isinstance(found, HfFacts) else found,
