@@ -1,0 +1,217 @@
+"""Metadata of small models of every architecture that the planner knows, as their files would have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+N_LAYER, N_EMBD, N_HEAD, N_HEAD_KV, N_FF = 8, 512, 8, 4, 1024
+HEAD = N_EMBD // N_HEAD
+
+DENSE = [
+    "arcee",
+    "baichuan",
+    "bitnet",
+    "bloom",
+    "chatglm",
+    "codeshell",
+    "command-r",
+    "deci",
+    "ernie4_5",
+    "exaone",
+    "falcon",
+    "gemma",
+    "glm4",
+    "gpt2",
+    "gptneox",
+    "granite",
+    "hunyuan-dense",
+    "internlm2",
+    "jais",
+    "jais2",
+    "llama",
+    "maincoder",
+    "minicpm",
+    "mistral3",
+    "mpt",
+    "nemotron",
+    "olmo",
+    "olmo2",
+    "openelm",
+    "orion",
+    "pangu-embedded",
+    "phi2",
+    "phi3",
+    "plamo",
+    "qwen",
+    "qwen2",
+    "qwen2vl",
+    "qwen3",
+    "qwen3vl",
+    "refact",
+    "seed_oss",
+    "smollm3",
+    "stablelm",
+    "starcoder",
+    "starcoder2",
+    "xverse",
+]
+EXPERTS = [
+    "arctic",
+    "bailingmoe",
+    "bailingmoe2",
+    "dbrx",
+    "deepseek",
+    "ernie4_5-moe",
+    "glm4moe",
+    "granitemoe",
+    "grovemoe",
+    "hunyuan-moe",
+    "minimax-m2",
+    "olmoe",
+    "phimoe",
+    "qwen2moe",
+    "qwen3moe",
+    "qwen3vlmoe",
+]
+WINDOWED = [
+    "afmoe",
+    "cohere2",
+    "exaone-moe",
+    "gemma2",
+    "gemma3",
+    "gemma3n",
+    "gpt-oss",
+    "lfm2",
+    "llama4",
+    "mellum",
+    "olmo2",
+    "plamo3",
+    "smallthinker",
+]
+WINDOW_ARRAYS = ["cohere2moe", "gemma4", "granite_swa", "laguna", "mimo2", "step35"]
+RECURRENT = ["falcon-h1", "mamba", "mamba2", "qwen35", "qwen35moe", "qwen3next", "rwkv7"]
+BY_HEADS = ["granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h", "plamo2"]
+LATENT = ["deepseek2", "deepseek32", "glm-dsa", "minicpm3", "mistral4"]
+OTHERS = ["exaone4", "minimax-01", "modern-bert", "neo-bert", "eurobert", "dream", "llada"]
+ALL = sorted({*DENSE, *EXPERTS, *WINDOWED, *WINDOW_ARRAYS, *RECURRENT, *BY_HEADS, *LATENT, *OTHERS})
+
+# One KV head for each head: their loaders take no other.
+_WITHOUT_GROUPS = frozenset(
+    [
+        "bloom",
+        "falcon",
+        "gpt2",
+        "gptneox",
+        "minicpm3",
+        "modern-bert",
+        "mpt",
+        "neo-bert",
+        "olmo",
+        "olmoe",
+        "phi2",
+        "plamo",
+        "refact",
+    ]
+)
+_COMPRESSED = frozenset({"deepseek2", "deepseek32", "glm-dsa", "kimi-linear", "mistral4"})
+_WITH_EXPERTS = frozenset(
+    [
+        *EXPERTS,
+        "afmoe",
+        "cohere2moe",
+        "deepseek2",
+        "deepseek32",
+        "exaone-moe",
+        "glm-dsa",
+        "gpt-oss",
+        "kimi-linear",
+        "laguna",
+        "lfm2moe",
+        "llama4",
+        "mellum",
+        "mimo2",
+        "minimax-01",
+        "mistral4",
+        "qwen35moe",
+        "qwen3next",
+        "smallthinker",
+        "step35",
+    ]
+)
+_STATE_SPACE = frozenset(["falcon-h1", "granitehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "plamo2"])
+_DELTA_NET = frozenset(["qwen35", "qwen35moe", "qwen3next"])
+_N_LAYER = {"exaone4": 64, "gemma3n": 25, "nemotron_h": 9}
+
+
+def metadata(architecture: str) -> dict[str, Any]:
+    """GGUF keys of a model of N_LAYER layers or so, each N_EMBD wide."""
+    n_layer = _N_LAYER.get(architecture, N_LAYER)
+    keys = _common(n_layer) | _heads(architecture, n_layer) | _mixers(architecture, n_layer)
+    if architecture in {*WINDOWED, *WINDOW_ARRAYS, "exaone4", "modern-bert"}:
+        keys["attention.sliding_window"] = 512
+    if architecture in _WITH_EXPERTS:
+        keys |= {"expert_count": 8, "expert_used_count": 2, "expert_gating_func": 2, "experts_per_group": 1}
+        keys |= {"interleave_moe_layer_step": 2, "expert_group_scale": 1.0, "expert_feed_forward_length": N_FF // 2}
+        keys |= {"expert_shared_count": 1} if architecture != "granitemoe" else {}
+    header = {"general.architecture": architecture, "tokenizer.ggml.model": "no_vocab"}
+    return header | {f"{architecture}.{key}": value for key, value in keys.items()}
+
+
+def _common(n_layer: int) -> dict[str, Any]:
+    """What every loader needs, and what only some read."""
+    epsilons = dict.fromkeys(("layer_norm_epsilon", "layer_norm_rms_epsilon", "group_norm_epsilon"), 1e-5)
+    keys: dict[str, Any] = {f"attention.{name}": value for name, value in epsilons.items()}
+    keys |= {"vocab_size": 4096, "context_length": 32768, "embedding_length": N_EMBD, "features_length": N_EMBD}
+    keys |= {"block_count": n_layer, "feed_forward_length": N_FF, "leading_dense_block_count": 1}
+    keys |= {"use_parallel_residual": False, "logit_scale": 1.0, "residual_scale": 1.0, "embedding_scale": 1.0}
+    keys |= {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 1.0, "attention.group_norm_groups": 8}
+    keys |= {"attention.q_lora_rank": 512, "attention.scale": 1.0}
+    return keys | {"rope.dimension_sections": [HEAD // 4] * 4}
+
+
+def _heads(architecture: str, n_layer: int) -> dict[str, Any]:
+    if architecture in BY_HEADS:
+        heads = 1 if architecture in _COMPRESSED else N_HEAD_KV
+        skipped = (0, 2) if architecture == "nemotron_h" else (0,)
+        keys: dict[str, Any] = {"attention.head_count_kv": [0 if il % 3 in skipped else heads for il in range(n_layer)]}
+    else:
+        heads = N_HEAD if architecture in _WITHOUT_GROUPS else 1 if architecture in _COMPRESSED else N_HEAD_KV
+        keys = {"attention.head_count_kv": heads}
+    keys["attention.head_count"] = [N_HEAD] * n_layer if architecture == "plamo2" else N_HEAD
+    if architecture in LATENT or architecture in _COMPRESSED:
+        keys["attention.kv_lora_rank"] = 512
+    if architecture in _COMPRESSED:
+        keys |= {"attention.key_length": 576, "attention.value_length": 512, "rope.dimension_count": 64}
+        keys |= {"attention.key_length_mla": 192, "attention.value_length_mla": 128}
+    if architecture in ("deepseek32", "glm-dsa"):
+        indexer = {"head_count": 1, "key_length": 128, "top_k": 8}
+        keys |= {f"attention.indexer.{name}": value for name, value in indexer.items()}
+    if architecture == "gemma4":
+        keys |= {"attention.key_length": 2 * HEAD, "attention.value_length": 2 * HEAD, "rope.dimension_count_swa": HEAD}
+        keys |= {"attention.key_length_swa": HEAD, "attention.value_length_swa": HEAD, "rope.freq_base_swa": 1e4}
+        keys |= {"attention.shared_kv_layers": 4, "rope.dimension_count": 2 * HEAD}
+    if architecture in ("gemma3n", "gemma4"):
+        keys["embedding_length_per_layer_input"] = 128
+    if architecture in WINDOW_ARRAYS:
+        keys["attention.sliding_window_pattern"] = [il % 4 != 3 for il in range(n_layer)]
+    return keys
+
+
+def _mixers(architecture: str, n_layer: int) -> dict[str, Any]:
+    """The widths of recurrent layers."""
+    if architecture in _STATE_SPACE:
+        keys: dict[str, Any] = {"ssm.inner_size": 2 * N_EMBD, "ssm.conv_kernel": 4, "ssm.state_size": 128}
+        keys |= {"ssm.time_step_rank": N_HEAD, "ssm.group_count": 0 if architecture == "plamo2" else 2}
+        if architecture == "nemotron_h":
+            keys["feed_forward_length"] = [N_FF if il % 3 == 2 else 0 for il in range(n_layer)]
+        return keys
+    if architecture in _DELTA_NET:
+        keys = {"ssm.inner_size": N_EMBD, "ssm.conv_kernel": 4, "ssm.state_size": HEAD, "full_attention_interval": 4}
+        return keys | {"ssm.time_step_rank": N_HEAD, "ssm.group_count": 2}
+    ranks = ("decay_lora_rank", "iclr_lora_rank", "value_residual_mix_lora_rank", "gate_lora_rank")
+    return {
+        "rwkv7": {"wkv.head_size": HEAD, **{f"attention.{rank}": 64 for rank in ranks}},
+        "lfm2": {"shortconv.l_cache": 3},
+        "lfm2moe": {"shortconv.l_cache": 3},
+        "kimi-linear": {"kda.head_dim": 128, "ssm.conv_kernel": 4},
+    }.get(architecture, {})

@@ -1,0 +1,63 @@
+"""Cache and recurrent state of every architecture, against what the engine itself lays out for the same metadata."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from described import ALL, metadata
+from engine_oracle import F16, Q8_0, Allocated, ask
+
+from laya.memory.caches import kv_by_layer, state_by_layer
+from laya.memory.engine_facts import XLLAMACPP
+from laya.memory.facts import facts_before_download
+from laya.memory.gguf_shape import read_shape
+from laya.memory.load import Load
+from laya.types import MIB, PlannedSettings
+
+pytestmark = pytest.mark.engine
+CACHE_TYPES = {F16: "f16", Q8_0: "q8_0"}
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"n_ctx": 4096},
+    {"n_ctx": 8192, "n_seqs": 4, "cache_type": Q8_0},
+    {"n_ctx": 16384, "n_seqs": 3, "unified": True, "n_rollback": 2},
+    {"n_ctx": 8192, "n_seqs": 2, "swa_full": True, "n_ubatch": 512},
+)
+
+
+def load_of(keys: dict[str, Any], settings: dict[str, Any]) -> Load:
+    n_seqs, unified = settings.get("n_seqs", 1), settings.get("unified", False)
+    n_ctx, n_ubatch = settings["n_ctx"], settings.get("n_ubatch", 128)
+    planned = PlannedSettings(
+        max_seq_len=n_ctx // n_seqs,
+        slot_tokens=n_ctx if unified else n_ctx // n_seqs,
+        max_num_seqs=n_seqs,
+        kv_cache_dtype=CACHE_TYPES[settings.get("cache_type", F16)],
+        kv_unified=unified,
+        kv_pool_tokens=n_ctx,
+        n_batch=n_ubatch,
+        n_ubatch=n_ubatch,
+        n_threads=1,
+        task="chat",
+        mmap=True,
+    )
+    read = {key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()}
+    return Load(
+        facts=facts_before_download(read_shape(Path("m.gguf"), read), 1, "F16"),
+        settings=planned,
+        engine=XLLAMACPP,
+        swa_full=settings.get("swa_full", False),
+        n_rollback=settings.get("n_rollback", 0),
+    )
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_cache_and_state_are_what_the_engine_lays_out(architecture: str) -> None:
+    keys = metadata(architecture)
+    for settings in SETTINGS:
+        found = ask(keys, **settings)
+        assert isinstance(found, Allocated), found
+        load = load_of(keys, settings)
+        assert sum(kv_by_layer(load)) / MIB == pytest.approx(found.kv_mib, abs=0.0101), settings
+        assert sum(state_by_layer(load)) / MIB == pytest.approx(found.state_mib, abs=0.0101), settings
