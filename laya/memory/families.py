@@ -84,8 +84,8 @@ _DENSE = """
 apertus arcee arctic baichuan bailingmoe bailingmoe2 bert bitnet bloom chatglm codeshell command-r dbrx deci deepseek
 dots1 dream ernie4_5 ernie4_5-moe eurobert exaone falcon gemma glm4 glm4moe gpt2 gptj gptneox granite granitemoe grok
 grovemoe hunyuan-dense hunyuan-moe internlm2 jais jais2 jina-bert-v2 jina-bert-v3 llada llada-moe llama maincoder
-minicpm minimax-m2 mistral3 mpt nemotron neo-bert nomic-bert nomic-bert-moe olmo olmo2 olmoe openelm orion pangu-
-embedded phi2 phi3 phimoe plamo qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe refact rnd1 seed_oss
+minicpm minimax-m2 mistral3 mpt nemotron neo-bert nomic-bert nomic-bert-moe olmo olmo2 olmoe openelm orion
+pangu-embedded phi2 phi3 phimoe plamo qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe refact rnd1 seed_oss
 smollm3 stablelm starcoder starcoder2 xverse
 """
 DENSE = frozenset(_DENSE.split())

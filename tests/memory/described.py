@@ -7,87 +7,24 @@ from typing import Any
 N_LAYER, N_EMBD, N_HEAD, N_HEAD_KV, N_FF = 8, 512, 8, 4, 1024
 HEAD = N_EMBD // N_HEAD
 
-DENSE = [
-    "arcee",
-    "baichuan",
-    "bitnet",
-    "bloom",
-    "chatglm",
-    "codeshell",
-    "command-r",
-    "deci",
-    "ernie4_5",
-    "exaone",
-    "falcon",
-    "gemma",
-    "glm4",
-    "gpt2",
-    "gptneox",
-    "granite",
-    "hunyuan-dense",
-    "internlm2",
-    "jais",
-    "jais2",
-    "llama",
-    "maincoder",
-    "minicpm",
-    "mistral3",
-    "mpt",
-    "nemotron",
-    "olmo",
-    "olmo2",
-    "openelm",
-    "orion",
-    "pangu-embedded",
-    "phi2",
-    "phi3",
-    "plamo",
-    "qwen",
-    "qwen2",
-    "qwen2vl",
-    "qwen3",
-    "qwen3vl",
-    "refact",
-    "seed_oss",
-    "smollm3",
-    "stablelm",
-    "starcoder",
-    "starcoder2",
-    "xverse",
-]
-EXPERTS = [
-    "arctic",
-    "bailingmoe",
-    "bailingmoe2",
-    "dbrx",
-    "deepseek",
-    "ernie4_5-moe",
-    "glm4moe",
-    "granitemoe",
-    "grovemoe",
-    "hunyuan-moe",
-    "minimax-m2",
-    "olmoe",
-    "phimoe",
-    "qwen2moe",
-    "qwen3moe",
-    "qwen3vlmoe",
-]
-WINDOWED = [
-    "afmoe",
-    "cohere2",
-    "exaone-moe",
-    "gemma2",
-    "gemma3",
-    "gemma3n",
-    "gpt-oss",
-    "lfm2",
-    "llama4",
-    "mellum",
-    "olmo2",
-    "plamo3",
-    "smallthinker",
-]
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+DENSE = words("""
+arcee baichuan bitnet bloom chatglm codeshell command-r deci ernie4_5 exaone falcon gemma glm4 gpt2 gptneox granite
+hunyuan-dense internlm2 jais jais2 llama maincoder minicpm mistral3 mpt nemotron olmo olmo2 openelm orion
+pangu-embedded phi2 phi3 plamo qwen qwen2 qwen2vl qwen3 qwen3vl refact seed_oss smollm3 stablelm starcoder starcoder2
+xverse
+""")
+EXPERTS = words("""
+arctic bailingmoe bailingmoe2 dbrx deepseek ernie4_5-moe glm4moe granitemoe grovemoe hunyuan-moe minimax-m2 olmoe
+phimoe qwen2moe qwen3moe qwen3vlmoe
+""")
+WINDOWED = words("""
+afmoe cohere2 exaone-moe gemma2 gemma3 gemma3n gpt-oss lfm2 llama4 mellum olmo2 plamo3 smallthinker
+""")
 WINDOW_ARRAYS = ["cohere2moe", "gemma4", "granite_swa", "laguna", "mimo2", "step35"]
 RECURRENT = ["falcon-h1", "mamba", "mamba2", "qwen35", "qwen35moe", "qwen3next", "rwkv7"]
 BY_HEADS = ["granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h", "plamo2"]
@@ -96,48 +33,13 @@ OTHERS = ["exaone4", "minimax-01", "modern-bert", "neo-bert", "eurobert", "dream
 ALL = sorted({*DENSE, *EXPERTS, *WINDOWED, *WINDOW_ARRAYS, *RECURRENT, *BY_HEADS, *LATENT, *OTHERS})
 
 # One KV head for each head: their loaders take no other.
-_WITHOUT_GROUPS = frozenset(
-    [
-        "bloom",
-        "falcon",
-        "gpt2",
-        "gptneox",
-        "minicpm3",
-        "modern-bert",
-        "mpt",
-        "neo-bert",
-        "olmo",
-        "olmoe",
-        "phi2",
-        "plamo",
-        "refact",
-    ]
-)
+_WITHOUT_GROUPS = words("bloom falcon gpt2 gptneox minicpm3 modern-bert mpt neo-bert olmo olmoe phi2 plamo refact")
 _COMPRESSED = frozenset({"deepseek2", "deepseek32", "glm-dsa", "kimi-linear", "mistral4"})
-_WITH_EXPERTS = frozenset(
-    [
-        *EXPERTS,
-        "afmoe",
-        "cohere2moe",
-        "deepseek2",
-        "deepseek32",
-        "exaone-moe",
-        "glm-dsa",
-        "gpt-oss",
-        "kimi-linear",
-        "laguna",
-        "lfm2moe",
-        "llama4",
-        "mellum",
-        "mimo2",
-        "minimax-01",
-        "mistral4",
-        "qwen35moe",
-        "qwen3next",
-        "smallthinker",
-        "step35",
-    ]
-)
+_EXPERTS_TOO = words("""
+afmoe cohere2moe deepseek2 deepseek32 exaone-moe glm-dsa gpt-oss kimi-linear laguna lfm2moe llama4 mellum mimo2
+minimax-01 mistral4 qwen35moe qwen3next smallthinker step35
+""")
+_WITH_EXPERTS = frozenset({*EXPERTS, *_EXPERTS_TOO})
 _STATE_SPACE = frozenset(["falcon-h1", "granitehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "plamo2"])
 _DELTA_NET = frozenset(["qwen35", "qwen35moe", "qwen3next"])
 _N_LAYER = {"exaone4": 64, "gemma3n": 25, "nemotron_h": 9}

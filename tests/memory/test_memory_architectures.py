@@ -53,6 +53,12 @@ def load_of(keys: dict[str, Any], settings: dict[str, Any]) -> Load:
 
 
 @pytest.mark.parametrize("architecture", ALL)
+def test_every_described_architecture_is_known(architecture: str) -> None:
+    read = {key: tuple(value) if isinstance(value, list) else value for key, value in metadata(architecture).items()}
+    assert "not known" not in (read_shape(Path("m.gguf"), read).bound or "")
+
+
+@pytest.mark.parametrize("architecture", ALL)
 def test_cache_and_state_are_what_the_engine_lays_out(architecture: str) -> None:
     keys = metadata(architecture)
     for settings in SETTINGS:
