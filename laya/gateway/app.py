@@ -25,7 +25,7 @@ from laya.gateway.auth import KeyRing
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
 from laya.gateway.fleet import Fleet
-from laya.gateway.gauge import ram
+from laya.gateway.gauge import cards, ram
 from laya.gateway.heads import HOT_PATHS, new_request_id
 from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES
 from laya.gateway.page import page_files, page_routes
@@ -155,7 +155,10 @@ class Desk:
                     "limit": budget.limit,
                     "reserved_bytes": reserved_bytes,
                 },
-                "devices": [ram(fleet.machine, budget, reserved_bytes, statuses)],
+                "devices": [
+                    ram(fleet.machine, budget, reserved_bytes, statuses),
+                    *cards(stats.gpus, fleet.ledger, fleet.config.memory.gpu),
+                ],
                 "arrivals": stats.arrivals,
                 "in_flight": stats.in_flight,
                 "outcomes": stats.outcomes,
@@ -171,8 +174,9 @@ class Desk:
         return reply({"events": self._events.after(int(after))})
 
     async def load(self, request: Request) -> Response:
+        """`?anyway=true`: also a model that does not fit, under the ceiling of what is free."""
         endpoint = self._fleet.find(request.path_params["model_id"])
-        await self._fleet.load(endpoint)
+        await self._fleet.load(endpoint, anyway=_switch(request, "anyway"))
         return await self._shown(endpoint)
 
     async def unload(self, request: Request) -> Response:
@@ -198,14 +202,20 @@ class Desk:
 
     async def logs(self, request: Request) -> Response:
         endpoint = self._fleet.find(request.path_params["model_id"])
-        follow = request.query_params.get("follow", "false")
-        if follow not in ("true", "false", "1", "0"):
-            raise InvalidRequest(f"'follow' is '{follow}': expected true or false.", param="follow")
+        follow = _switch(request, "follow")
         logs = self._fleet.supervisor.logs(endpoint.model_id)
-        if follow in ("true", "1"):
+        if follow:
             lines = _lines(logs.follow(FOLLOW_FROM_LINES), self.closing)
             return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
         return Response("".join(line + "\n" for line in logs.tail()), media_type="text/plain; charset=utf-8")
+
+
+def _switch(request: Request, name: str) -> bool:
+    """A query parameter that is true or false; false when it is left out."""
+    value = request.query_params.get(name, "false")
+    if value not in ("true", "false", "1", "0"):
+        raise InvalidRequest(f"'{name}' is '{value}': expected true or false.", param=name)
+    return value in ("true", "1")
 
 
 async def _lines(lines: AsyncIterator[str], closing: asyncio.Event) -> AsyncIterator[str]:

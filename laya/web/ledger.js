@@ -52,13 +52,20 @@ function drawDevice(row, device, state) {
     });
 }
 
-/** Left to right: what others hold, then for each model what was measured and what it was promised beyond that. */
+/** Left to right: what others hold, then what was measured and what was promised beyond that: in RAM by model; a
+ *  card's memory is measured for all of them together. */
 function slicesOf(device, state) {
   const slices = [{ id: "others", kind: "others", bytes: device.others_bytes, about: `Other programs: ${size(device.others_bytes)}` }];
+  if (device.device !== "cpu") {
+    const about = `Models: ${size(device.measured_bytes)} measured, ${size(device.reserved_bytes)} promised`;
+    slices.push({ id: "measured", kind: "measured", bytes: device.measured_bytes, about });
+    const promised = Math.max(0, device.reserved_bytes - device.measured_bytes);
+    return [...slices, { id: "promised", kind: "promised", bytes: promised, about }];
+  }
   for (const model of state.models) {
     const plan = model.plan?.devices.find((planned) => planned.device === device.device);
     if (!plan) continue;
-    const measured = model.pid && device.device === "cpu" ? model.measured_bytes ?? 0 : 0;
+    const measured = model.pid ? model.measured_bytes ?? 0 : 0;
     const about = `${model.id}: measured ${size(measured)} of ${size(plan.total_bytes)} promised (${termsOf(plan)})`;
     slices.push({ id: `${model.id} measured`, kind: "measured", bytes: measured, about });
     slices.push({ id: `${model.id} promised`, kind: "promised", bytes: Math.max(0, plan.total_bytes - measured), about });

@@ -17,7 +17,7 @@ export class Models {
     this.said = said;
     this.changed = changed;
     this.asked = new Map(); // model -> what it was asked to do and has not answered yet
-    this.refused = new Map(); // model -> why
+    this.refused = new Map(); // model -> the fault that says why
   }
 
   draw(state) {
@@ -27,12 +27,15 @@ export class Models {
 
   make() {
     const button = element("button", { type: "button" });
+    const anyway = element("button", { type: "button", className: "quiet anyway", hidden: true }, "Load anyway");
+    anyway.title = "It runs under a ceiling of what is free: it may be stopped there, the machine goes on.";
+    anyway.addEventListener("click", () => this.act(row.dataset.id, "load", "?anyway=true"));
     const row = element(
       "li", { className: "model" },
       element("div", {}, element("span", { className: "model-name" }), element("span", { className: "state" })),
       button,
       element("p", { className: "facts" }), element("p", { className: "terms" }),
-      element("progress", { max: 1, hidden: true }), element("p", { className: "error" }),
+      element("progress", { max: 1, hidden: true }), element("p", { className: "error" }), anyway,
     );
     button.addEventListener("click", () => this.act(row.dataset.id, button.dataset.action));
     return row;
@@ -40,7 +43,7 @@ export class Models {
 
   update(row, model) {
     const [name, state, button, facts, terms, progress, error] = [
-      ".model-name", ".state", "button", ".facts", ".terms", "progress", ".error",
+      ".model-name", ".state", "button:not(.anyway)", ".facts", ".terms", "progress", ".error",
     ].map((part) => row.querySelector(part));
     write(name, model.id);
     state.className = `state ${model.state}`;
@@ -55,21 +58,25 @@ export class Models {
     write(facts, model.plan ? factsOf(model) : "");
     write(terms, model.plan ? model.plan.devices.map(termsOf).join("; ") : "");
     drawProgress(progress, model);
-    write(error, this.refused.get(model.id) ?? model.error ?? "");
+    const refusal = action === "load" ? this.refused.get(model.id) : null;
+    write(error, refusal?.message ?? model.error ?? "");
+    const anyway = row.querySelector(".anyway");
+    anyway.hidden = refusal?.code !== "insufficient_memory" || isWaiting;
+    anyway.setAttribute("aria-label", `Load ${model.id} anyway`);
   }
 
-  async act(id, action) {
+  async act(id, action, how = "") {
     this.asked.set(id, action);
     this.refused.delete(id);
     this.say(action === "load" ? `Loading ${id}.` : `Unloading ${id}.`);
     this.changed();
     try {
       const path = id.split("/").map(encodeURIComponent).join("/");
-      const status = await ask("POST", `/admin/models/${path}/${action}`);
+      const status = await ask("POST", `/admin/models/${path}/${action}${how}`);
       this.say(`${id} is ${status.state}.`);
     } catch (fault) {
       const wasStopped = action === "load" && this.asked.get(id) === "unload";
-      if (!wasStopped) this.refused.set(id, fault.message);
+      if (!wasStopped) this.refused.set(id, fault);
       this.say(wasStopped ? "" : `${id}: ${action} failed.`);
     }
     if (this.asked.get(id) === action) this.asked.delete(id);

@@ -200,6 +200,8 @@ def test_page_without_keys_shows_a_refused_load_and_a_server_that_is_gone(
     refusal.filter(has_text="64 MiB may be used").wait_for()
     answer = say(page, "Hello")
     answer.get_by_role("alert").filter(has_text="64 MiB may be used").wait_for()
+    page.get_by_role("button", name=f"Load {MODEL} anyway").click()
+    refusal.filter(has_text="memory limit of 64").wait_for()
     small.stop()
     page.get_by_role("alert").filter(has_text="Laya does not answer").wait_for()
 
