@@ -21,7 +21,10 @@ from rich.console import Console
 from laya.bench.generated_models import generated
 from laya.bench.hardware import hardware
 from laya.bench.memory_drive import drive
+from laya.bench.memory_speed import judge, share_within
+from laya.bench.rates import measure as measure_rates
 from laya.memory import Machine, plan_file
+from laya.memory.rates import MachineRates
 from laya.models import resolve
 from laya.types import MIB, AskedSettings
 
@@ -91,12 +94,13 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     console = Console(stderr=options.json, highlight=False)
     started = time.monotonic()
+    rates = measure_rates()
     rows = []
     for cell in CELLS:
         if options.only in cell.words:
-            rows.append(measure_cell(cell, model_path(cell.model), options.n_threads))
+            rows.append(measure_cell(cell, model_path(cell.model), options.n_threads, rates))
             console.print(_line(rows[-1]), soft_wrap=True)
-    report = {"bench": "memory", "hardware": hardware(), **summary(rows), "cells": rows}
+    report = {"bench": "memory", "hardware": hardware(), "rates": rates, **summary(rows), "cells": rows}
     report["seconds"] = round(time.monotonic() - started, 1)
     print(msgspec.json.encode(report).decode())
     return 0 if report["in_band"] else 1
@@ -108,8 +112,11 @@ def model_path(name: str) -> Path:
     return smollm2 if name == SMOLLM2 else generated(name, vocabulary=smollm2)
 
 
-def measure_cell(cell: Cell, model: Path, n_threads: int) -> dict[str, Any]:
-    """Plan, load, drive, compare: one row of the report. Raises what the planner or the engine raises."""
+def measure_cell(cell: Cell, model: Path, n_threads: int, rates: MachineRates | None = None) -> dict[str, Any]:
+    """Plan, load, drive, compare: one row of the report. Raises what the planner or the engine raises.
+
+    rates: what this machine computes in a second; None = its speed is not predicted.
+    """
     started = time.monotonic()
     asked = msgspec.structs.replace(cell.asked, n_threads=n_threads)
     plan = plan_file(model, asked, Machine().budget(), model_id=cell.model)
@@ -124,6 +131,7 @@ def measure_cell(cell: Cell, model: Path, n_threads: int) -> dict[str, Any]:
         "exact": plan.exact,
         "terms": plan.devices[0].terms,
         "driven": driven,
+        "speed": judge(model, plan.settings, rates, driven.speed) if rates and driven.speed else None,
         "seconds": round(time.monotonic() - started, 1),
     }
 
@@ -146,6 +154,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "highest_ratio": max(large, default=None),
         "small_least_over_bytes": min(small, default=None),
         "small_most_over_bytes": max(small, default=None),
+        "speed_within_range": share_within(rows),
     }
 
 

@@ -35,13 +35,19 @@ _FACT = re.compile(r"(?:llama_context:|threadpool init,) +(n_ubatch|n_batch|flas
 
 
 class Speed(msgspec.Struct, kw_only=True):
-    """Tokens/s as the engine timed them, seconds as the client saw them."""
+    """How fast the engine was. Seconds are those of its own CPU clock where it computes with one thread.
+
+    Then other programs lengthen nothing but by what they push out of the caches; with more threads it is wall time.
+    """
 
     prompt_tokens: int  # of the deep request; what it reached is these and the generated ones
+    first_token_s: float  # from the deep request to its first token
     prefill_tokens_per_s: float
-    ttft_s: float
-    decode_tokens_per_s: float  # one sequence, at full depth
-    decode_all_tokens_per_s: float  # all sequences together, at little depth
+    decode_tokens_per_s: float  # one sequence, its last tokens
+    short_tokens: int  # kept by each of all sequences, on average, while all were at work
+    decode_all_tokens_per_s: float  # all sequences together
+    wall_first_token_s: float
+    wall_decode_tokens_per_s: float  # as the engine timed it
     other_cpu_share: float  # of all cores, what other programs took meanwhile
 
 
@@ -147,29 +153,35 @@ class _Load:
 
     def __init__(self, client: httpx.AsyncClient, settings: PlannedSettings, engine: EngineProcess) -> None:
         self.client, self.settings, self.engine = client, settings, engine
+        self.clock = _Clock(engine, settings.n_threads)
         self.deep_bytes = self.all_bytes = 0
         self.speed: Speed | None = None
 
     async def chat(self) -> None:
-        settings, cpu = self.settings, _Cpu(self.engine)
+        settings, others = self.settings, _Others(self.engine)
         deep = await self._complete(0, settings.max_seq_len - GENERATED_TOKENS)
         _same("depth", deep.depth, settings.max_seq_len)
         self.deep_bytes = _peak(self.engine)
-        n_short = min(SHORT_PROMPT_TOKENS, settings.max_seq_len - GENERATED_TOKENS)
         numbers = range(1, settings.max_num_seqs + 1)
+        n_short = min(SHORT_PROMPT_TOKENS, settings.max_seq_len - GENERATED_TOKENS)
         short = await asyncio.gather(*(self._complete(number, n_short) for number in numbers))
-        started, ended = max(each.first_s for each in short), min(each.end_s for each in short)
-        _same("all sequences at work at once", started < ended, True)
+        start_s, end_s = max(each.events_s[0] for each in short), min(each.events_s[-1] for each in short)
+        _same("all sequences at work at once", start_s < end_s, True)
+        n_events = sum(start_s < event_s <= end_s for each in short for event_s in each.events_s)
         self.all_bytes = _peak(self.engine)
-        other = cpu.other_share()
+        other_share = others.share()
         await asyncio.gather(*(self._answer_to_schema(number) for number in numbers))
+        first_token_s = deep.events_s[0] - deep.start_s
         self.speed = Speed(
             prompt_tokens=deep.prompt_tokens,
-            prefill_tokens_per_s=round(deep.timings["prompt_per_second"], 1),
-            ttft_s=round(deep.first_s - deep.start_s, 4),
-            decode_tokens_per_s=round(deep.timings["predicted_per_second"], 1),
-            decode_all_tokens_per_s=round(sum(each.timings["predicted_per_second"] for each in short), 1),
-            other_cpu_share=other,
+            first_token_s=round(first_token_s, 4),
+            prefill_tokens_per_s=round(deep.prompt_tokens / first_token_s, 1),
+            decode_tokens_per_s=round((len(deep.events_s) - 1) / (deep.events_s[-1] - deep.events_s[0]), 2),
+            short_tokens=n_short + GENERATED_TOKENS // 2,
+            decode_all_tokens_per_s=round(n_events / (end_s - start_s), 2),
+            wall_first_token_s=round(deep.wall_first_s, 4),
+            wall_decode_tokens_per_s=round(deep.engine_decode_per_s, 2),
+            other_cpu_share=other_share,
         )
 
     async def embed(self) -> None:
@@ -190,18 +202,19 @@ class _Load:
             "cache_prompt": False,
             "stream": True,
         }
-        done = _Completion(start_s=time.perf_counter())
+        asked_s, done = time.perf_counter(), _Completion(start_s=self.clock.now_s())
+        last: dict[str, Any] = {}
         async with self.client.stream("POST", "/completion", json=body) as response:
             response.raise_for_status()
             async for line in response.aiter_lines():
-                if not line.startswith("data: "):
-                    continue
-                done.first_s = done.first_s or time.perf_counter()
-                last = json.loads(line[6:])
-        done.end_s = time.perf_counter()
+                if line.startswith("data: "):
+                    done.wall_first_s = done.wall_first_s or time.perf_counter() - asked_s
+                    last = json.loads(line[6:])
+                    if not last.get("stop"):  # the last event only says that it is the last
+                        done.events_s.append(self.clock.now_s())
         if "timings" not in last:
             raise EngineFailed(f"The engine broke off an answer: {last}")
-        done.timings = last["timings"]
+        done.engine_decode_per_s = last["timings"]["predicted_per_second"]
         done.prompt_tokens, done.depth = last["tokens_evaluated"], last["tokens_evaluated"] + last["tokens_predicted"]
         _same("tokens of the prompt", done.prompt_tokens, n_tokens)
         return done
@@ -225,12 +238,14 @@ class _Load:
 
 
 class _Completion(msgspec.Struct):
+    """One answer. Seconds of the engine's clock, except `wall_first_s`, from the request to the first token."""
+
     start_s: float
-    first_s: float = 0.0  # of the first event
-    end_s: float = 0.0
+    wall_first_s: float = 0.0
+    events_s: list[float] = []  # when each token came
+    engine_decode_per_s: float = 0.0
     prompt_tokens: int = 0
     depth: int = 0  # tokens in the sequence at its end
-    timings: dict[str, float] = {}
 
 
 def _tokens(number: int, n_tokens: int) -> list[int]:
@@ -238,7 +253,19 @@ def _tokens(number: int, n_tokens: int) -> list[int]:
     return [100 + (index * 7919 + number * 104729) % 3000 for index in range(n_tokens)]
 
 
-class _Cpu:
+class _Clock:
+    """The CPU time of an engine with one thread, else the time of the day."""
+
+    def __init__(self, engine: EngineProcess, n_threads: int) -> None:
+        assert engine.pid is not None
+        # Linux: the clock of another process, to the nanosecond; see clock_getcpuclockid(3).
+        self._clock_id = (~engine.pid << 3) | 2 if n_threads == 1 else time.CLOCK_MONOTONIC
+
+    def now_s(self) -> float:
+        return time.clock_gettime(self._clock_id)
+
+
+class _Others:
     """What other programs take of the CPU while an engine is timed."""
 
     def __init__(self, engine: EngineProcess) -> None:
@@ -250,6 +277,6 @@ class _Cpu:
         own = sum(sum(process.cpu_times()[:2]) for process in self._processes)
         return sum(times[:8]), times.idle + times.iowait, own  # the first eight do not contain each other
 
-    def other_share(self) -> float:
+    def share(self) -> float:
         total, idle, own = (now - then for now, then in zip(self._read(), self._start, strict=True))
         return round(max(0.0, total - idle - own) / max(total, 0.01), 3)
