@@ -43,12 +43,12 @@ bench: setup     ## what the router and the gateway cost on this machine
 	@$(BIN)/python tools/benchmark_router.py --requests 10000 --threads 8
 	@$(BIN)/python -m laya.bench.gateway
 
-test-native-sanitize:    ## the native router under ThreadSanitizer and AddressSanitizer
+test-native-sanitize:    ## the native core under ThreadSanitizer and AddressSanitizer
 	@for kind in thread address; do \
 	  cmake -S . -B build/$$kind -DLAYA_NATIVE_TESTS=ON -DLAYA_SANITIZE=$$kind > build-$$kind.log 2>&1 \
 	    && cmake --build build/$$kind >> build-$$kind.log 2>&1 || { cat build-$$kind.log; exit 1; }; \
 	  rm -f build-$$kind.log; \
-	  build/$$kind/test_route_table || exit 1; \
+	  for name in test_route_table test_plain; do build/$$kind/$$name || exit 1; done; \
 	done
 
 clean:           ## remove what was built (the models stay)

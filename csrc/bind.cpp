@@ -1,4 +1,4 @@
-// Owns: the door between Python and the native core; the only file here that includes Python. Knows how to turn Python
+// Owns: the door between Python and the native core; with bind_plain.cpp the only files here that include Python. Knows how to turn Python
 // objects into the core's types and the core's faults into exceptions, and decides nothing.
 //
 // The GIL is kept on the calls of a request: they take about 100 ns, and giving it up and taking it back costs more. It
@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "bench_route.hpp"
+#include "bind_plain.hpp"
 #include "route_table.hpp"
 
 namespace nb = nanobind;
@@ -238,4 +239,5 @@ NB_MODULE(_core, module) {
     module.def("bench_choose", &bench_choose, "table"_a, "features"_a, "first"_a, "count"_a, "n_threads"_a,
                "n_requests"_a);
     bind_table(module);
+    bind_plain(module);
 }

@@ -1,4 +1,4 @@
-"""Owns: who may speak to this server. Keys are kept as SHA-256 digests and compared in constant time.
+"""Owns: who may speak to this server. Keys are kept and found by their SHA-256 digests.
 
 With no key configured the server listens on loopback only, and answers only to loopback names, so that a web page that
 a user visits cannot reach it under a name of its own (DNS rebinding) or post to it from another origin.
@@ -6,9 +6,9 @@ a user visits cannot reach it under a name of its own (DNS rebinding) or post to
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Iterable
+from hashlib import sha256
+from hmac import compare_digest
 from urllib.parse import urlsplit
 
 from laya.config.hosts import is_loopback
@@ -19,9 +19,11 @@ class KeyRing:
     """The keys of this server: name -> SHA-256 hex digest."""
 
     def __init__(self, digests: Iterable[tuple[str, str]], origins: Iterable[str] = ()) -> None:
-        self._keys = [(name, bytes.fromhex(digest)) for name, digest in digests]
+        self._keys = {bytes.fromhex(digest): name for name, digest in digests}
         self.origins = frozenset(origins)
         self._seen_hosts: set[bytes] = set()
+        self._last_good = b""  # the last Authorization header that was right, and whose key it carried
+        self._last_name: str | None = None
 
     def cors_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
         """What lets a page of an origin that the config names read the answer; nothing for any other."""
@@ -41,14 +43,14 @@ class KeyRing:
             return None
         if authorization is None:
             raise InvalidApiKey("No API key: send it as 'Authorization: Bearer KEY'.")
+        if self._last_good and compare_digest(authorization, self._last_good):
+            return self._last_name
         scheme, _, key = authorization.partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
-        found = None
-        for name, known in self._keys:
-            if hmac.compare_digest(digest, known):
-                found = name
+        # How long the search takes tells of the digest at most, from which no key follows.
+        found = self._keys.get(sha256(key.strip()).digest())
         if found is None or scheme.lower() != b"bearer":
             raise InvalidApiKey("The API key is not one of this server's.")
+        self._last_good, self._last_name = authorization, found
         return found
 
     def _check_local(self, headers: Iterable[tuple[bytes, bytes]]) -> None:

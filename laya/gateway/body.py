@@ -124,6 +124,7 @@ class ParsedBody:
     """A validated request body. `prompt_bound_tokens` is an upper bound: a token never covers less than a byte."""
 
     _fields: dict[str, Raw] | None = None
+    is_plain = False  # only members that the native core knows: see plain.py
     generates = False  # chat and completions: tokens are generated; the others only read
     wants_stream = False
     wants_usage_event = False
@@ -135,6 +136,7 @@ class ParsedBody:
         self.kind = kind
         self.data = data
         self.head = head
+        self.model = head.model
         self.prompt_bound_tokens = len(data)
         self.session = head.user  # the conversation this belongs to, as far as the body says
         if isinstance(head, RequestHead):

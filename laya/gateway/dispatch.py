@@ -19,14 +19,16 @@ from laya.errors import (
     LayaError,
     NotSupported,
 )
-from laya.gateway.body import ParsedBody, parse_body
-from laya.gateway.endpoint import KINDS_OF
+from laya.gateway.body import ParsedBody
+from laya.gateway.endpoint import ENGINE_STARTS, KINDS_OF
 from laya.gateway.engine_body import engine_body
 from laya.gateway.length import must_count, refuse_hopeless, settle_length
 from laya.gateway.outbox import Outbox
-from laya.gateway.relay import broke_off, relay_for
+from laya.gateway.plain import parse
+from laya.gateway.relay import RawAnswer, broke_off, relay_for
 from laya.gateway.upstream import UpstreamConnection
-from laya.routing import NO_ENDPOINT, UNKNOWN_MODEL
+from laya.routing import UNKNOWN_MODEL
+from laya.routing.table import FLAG_STREAMING
 from laya.types import EndpointKind
 
 if TYPE_CHECKING:
@@ -40,12 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 MOST_TOKENS = 2**32 - 1  # what the routing feature holds
 CRASH_NOTICE_S = 0.2  # an engine's connections break a moment before its end is known
-_ENGINE_STARTS = {
-    EndpointKind.CHAT: b"POST /v1/chat/completions",
-    EndpointKind.COMPLETION: b"POST /v1/completions",
-    EndpointKind.EMBEDDING: b"POST /v1/embeddings",
-    EndpointKind.RERANK: b"POST /v1/rerank",
-}
 _KIND_NAMES = {kind: kind.name.lower() for kind in EndpointKind}
 
 
@@ -80,10 +76,35 @@ class Dispatcher:
         """The body is complete and it is this exchange's turn on its connection."""
         exchange.read_s = time.monotonic()
         try:
-            parsed = exchange.parsed = parse_body(exchange.kind, bytes(exchange.body))  # 1 parse
+            parsed = exchange.parsed = parse(exchange.kind, exchange.body)  # 1 parse
             exchange.body = b""  # `parsed` has it
             endpoint = exchange.endpoint = self._route(exchange, parsed)  # 2 route
             self._admit(exchange, endpoint)  # 3 admit
+        except LayaError as error:
+            exchange.fail(error)
+        except Exception as error:
+            exchange.fail(self.fault(f"request {exchange.request_id!r}", error))
+
+    def dispatch_taken(
+        self, exchange: Exchange, index: int, request: bytes, routed_tokens: int, promised_tokens: int, route_s: float
+    ) -> None:
+        """Steps 1 and 2 of a request that the plain lane took are done; the rest, where it goes straight through."""
+        exchange.read_s = exchange.arrived_s
+        exchange.routed_seqs, exchange.routed_tokens = 1, routed_tokens
+        endpoint = exchange.endpoint = self.fleet.endpoints[index]
+        self.stats.route.observe(route_s)
+        exchange.taken = request
+        try:
+            connection = endpoint.take_straight(exchange, promised_tokens)
+            if connection is None:
+                exchange.read_taken()
+                self._admit(exchange, endpoint)
+                return
+            exchange.sent_s = time.monotonic()
+            endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
+            exchange.connection = connection
+            connection.send(request, RawAnswer(exchange))
+            self.stats.added.observe(time.monotonic() - exchange.read_s)
         except LayaError as error:
             exchange.fail(error)
         except Exception as error:
@@ -98,18 +119,22 @@ class Dispatcher:
 
     # 2 route
     def _route(self, exchange: Exchange, parsed: ParsedBody) -> Endpoint:
-        name = exchange.header_model or parsed.head.model
+        name = exchange.header_model or parsed.model
         if name is None:
             raise InvalidRequest(f"'model' is missing. This server has: {self.fleet.names_text()}.", param="model")
-        tokens = min((parsed.prompt_bound_tokens + (parsed.max_tokens or 0)) * parsed.n_seqs, MOST_TOKENS)
+        tokens = (parsed.prompt_bound_tokens + (parsed.max_tokens or 0)) * parsed.n_seqs
+        if tokens > MOST_TOKENS:
+            tokens = MOST_TOKENS
         start_s = time.perf_counter()
-        index = self._choose(name, exchange, parsed, tokens)
+        session, flags = exchange.header_session or parsed.session, FLAG_STREAMING if parsed.wants_stream else 0
+        index = self.router.route(name, session, exchange.kind, flags, 0, tokens, parsed.n_seqs)
         self.stats.route.observe(time.perf_counter() - start_s)
-        if index == UNKNOWN_MODEL:
-            self.fleet.find(name)  # a file that was just dropped into models_dir, or model_not_found
-            index = self._choose(name, exchange, parsed, tokens)
-        if index in (NO_ENDPOINT, UNKNOWN_MODEL):
-            raise EngineFailed(f"No engine of '{name}' can take requests now.")
+        if index < 0:
+            if index == UNKNOWN_MODEL:
+                self.fleet.find(name)  # a file that was just dropped into models_dir, or model_not_found
+                index = self.router.route(name, session, exchange.kind, flags, 0, tokens, parsed.n_seqs)
+            if index < 0:
+                raise EngineFailed(f"No engine of '{name}' can take requests now.")
         exchange.routed_seqs, exchange.routed_tokens = parsed.n_seqs, tokens
         endpoint = self.fleet.endpoints[index]
         exchange.endpoint = endpoint
@@ -118,16 +143,6 @@ class Dispatcher:
         if parsed.generates and parsed.max_tokens is None:  # promised and clamped as if the client had said it
             parsed.max_tokens = endpoint.settings.defaults.get("max_tokens")
         return endpoint
-
-    def _choose(self, name: str, exchange: Exchange, parsed: ParsedBody, tokens: int) -> int:
-        return self.router.choose(
-            name,
-            session=exchange.header_session or parsed.session,
-            kind=exchange.kind,
-            streaming=parsed.wants_stream,
-            tokens=tokens,
-            n_seqs=parsed.n_seqs,
-        )
 
     def _wrong_task(self, endpoint: Endpoint, kind: EndpointKind) -> NotSupported:
         task = next(task for task, kinds in KINDS_OF.items() if kind in kinds)
@@ -222,18 +237,19 @@ class Dispatcher:
         endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
         try:
             exchange.upstream_body = exchange.upstream_body or engine_body(exchange, endpoint)
-            self._send(exchange, endpoint, fresh=False)
+            connection = endpoint.pool.take() if endpoint.pool is not None else None
+            if connection is not None:
+                self._write(exchange, endpoint, connection)
+            else:
+                self._send_fresh(exchange, endpoint)
         except Exception as error:  # whoever made room for it goes on
             exchange.fail(self.fault(f"request {exchange.request_id!r}", error))
 
-    def _send(self, exchange: Exchange, endpoint: Endpoint, *, fresh: bool) -> None:
+    def _send_fresh(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        """Over a connection that is opened for it."""
         pool = endpoint.pool
         if pool is None:
             exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' has just stopped."))
-            return
-        connection = None if fresh else pool.take()
-        if connection is not None:
-            self._write(exchange, endpoint, connection)
             return
 
         def connected(result: UpstreamConnection | OSError) -> None:
@@ -255,7 +271,7 @@ class Dispatcher:
             exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' has just stopped."))
             return
         exchange.connection = connection
-        request = pool.request_bytes(_ENGINE_STARTS[exchange.kind], exchange.upstream_body)
+        request = pool.request_bytes(ENGINE_STARTS[exchange.kind], exchange.upstream_body)
         connection.send(request, relay_for(exchange))
         if not exchange.deadline_s:  # it went straight through: what it took here is Laya's own time
             self.stats.added.observe(time.monotonic() - exchange.read_s)
@@ -264,11 +280,14 @@ class Dispatcher:
         """The connection was closed before the request was read: once more, on a new one."""
         assert exchange.endpoint is not None
         exchange.sent_again = True
-        self._send(exchange, exchange.endpoint, fresh=True)
+        exchange.read_taken()
+        exchange.upstream_body = exchange.upstream_body or engine_body(exchange, exchange.endpoint)
+        self._send_fresh(exchange, exchange.endpoint)
 
     async def _try_later(self, exchange: Exchange, endpoint: Endpoint) -> None:
         """The engine is gone and never saw the request, which waits, once, for the next one."""
         exchange.tried_later = True
+        exchange.read_taken()
         exchange.sent_s = 0.0
         endpoint.release(exchange)
         await asyncio.sleep(CRASH_NOTICE_S)
@@ -289,7 +308,7 @@ class Dispatcher:
         if endpoint is None:
             stats.unknown.count(_KIND_NAMES[exchange.kind], outcome)
             return
-        self.router.settle(endpoint.index, exchange.routed_tokens, exchange.routed_seqs)
+        self.router.settle_route(endpoint.index, exchange.routed_seqs, exchange.routed_tokens)
         endpoint.release(exchange)
         model = endpoint.stats
         model.count(_KIND_NAMES[exchange.kind], outcome)
@@ -303,7 +322,7 @@ class Dispatcher:
                 model.inter_token.observe(per_token_s)
         if exchange.engine_lost:  # whoever waits is for the next engine, not for one that is dying
             asyncio.get_running_loop().call_later(CRASH_NOTICE_S, self.pump, endpoint)
-        else:
+        elif endpoint.queue:
             self.pump(endpoint)
 
     def _spawn(self, work: Any) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from laya.config import ResolvedModel
 from laya.errors import InvalidRequest, LayaError, ModelLoading, QueueFull, QueueTimeout
-from laya.gateway.upstream import UpstreamPool
+from laya.gateway.plain import PlainLane
+from laya.gateway.upstream import UpstreamConnection, UpstreamPool
 from laya.memory import Admission
 from laya.metrics import ModelStats
 from laya.types import EndpointKind, EngineAddress, Plan, PlannedSettings, Task
@@ -27,6 +28,12 @@ KINDS_OF: dict[Task, frozenset[EndpointKind]] = {
     "embed": frozenset({EndpointKind.EMBEDDING}),
     "rerank": frozenset({EndpointKind.RERANK}),
 }
+ENGINE_STARTS = {
+    EndpointKind.CHAT: b"POST /v1/chat/completions",
+    EndpointKind.COMPLETION: b"POST /v1/completions",
+    EndpointKind.EMBEDDING: b"POST /v1/embeddings",
+    EndpointKind.RERANK: b"POST /v1/rerank",
+}
 DRAIN_LOOK_EVERY_S = 0.05
 _SMOOTHING = 0.2  # weight of the newest request in the running mean of service times
 
@@ -34,11 +41,12 @@ _SMOOTHING = 0.2  # weight of the newest request in the running mean of service 
 class Endpoint:
     """See the module. `pool` is None while no engine is ready behind it."""
 
-    def __init__(self, index: int, settings: ResolvedModel, stats: ModelStats) -> None:
+    def __init__(self, index: int, settings: ResolvedModel, stats: ModelStats, lane: PlainLane | None = None) -> None:
         self.index = index
         self.settings = settings
         self.kinds = KINDS_OF[settings.task]
         self.stats = stats
+        self._lane = lane
         self.pool: UpstreamPool | None = None
         self.planned: PlannedSettings | None = None
         self.admission: Admission | None = None
@@ -46,6 +54,7 @@ class Endpoint:
         self.is_pumping = False  # its queue is being let in; each that ends meanwhile need not begin it again
         self.live: set[Exchange] = set()
         self.template_bytes = 0
+        self.passes_plain = False  # the engine may get a plain body as it came
         self.n_counting = 0  # requests whose tokens are being counted, before they are admitted or queued
         self.mean_service_s = 1.0
         self.mean_load_s = 5.0
@@ -77,6 +86,12 @@ class Endpoint:
         self.pool = UpstreamPool(address)
         self.planned = plan.settings
         self.template_bytes = template_bytes
+        planned, settings = plan.settings, self.settings
+        self.passes_plain = address.cancels_whole and not planned.kv_unified and not settings.defaults
+        is_chat, is_padded = EndpointKind.CHAT in self.kinds, planned.slot_tokens != planned.max_seq_len
+        if self._lane is not None and self.passes_plain and is_chat and not is_padded:
+            head = self.pool.head(ENGINE_STARTS[EndpointKind.CHAT])
+            self._lane.open(self.index, self.model_id, head, template_bytes, planned.max_seq_len)
         self.last_used_s = time.monotonic()  # a ttl counts from here, however long ago the last request was
         # one batch of the pool stays free: the engine fills cells a batch at a time
         pool_tokens = plan.settings.kv_pool_tokens - plan.settings.n_batch if plan.settings.kv_unified else None
@@ -86,6 +101,8 @@ class Endpoint:
         """The engine is gone; what still runs on it fails by its own broken connection."""
         if self.pool is not None:
             self.pool.close()
+        if self._lane is not None:
+            self._lane.close(self.index)
         self.pool = self.planned = self.admission = None
 
     async def drained(self) -> None:
@@ -99,7 +116,12 @@ class Endpoint:
         admission = self.admission
         if admission is None or self.held_back is not None:
             return False
-        n_seqs, tokens = self._needs(exchange, admission)
+        parsed = exchange.parsed
+        assert parsed is not None
+        if parsed.n_seqs == 1 and admission.kv_pool_tokens is None:  # always fits, if not now
+            n_seqs, tokens = 1, self.promised_tokens(exchange)
+        else:
+            n_seqs, tokens = self._needs(exchange, admission)
         if not admission.try_reserve(n_seqs, tokens):
             return False
         exchange.admission, exchange.reserved_seqs, exchange.reserved_tokens = admission, n_seqs, tokens
@@ -107,6 +129,23 @@ class Endpoint:
         if len(self.live) == 1:
             self.on_busy(self)
         return True
+
+    def take_straight(self, exchange: Exchange, tokens: int) -> UpstreamConnection | None:
+        """A kept connection with a sequence reserved, where both are there at once and nobody waits; else None."""
+        admission, pool = self.admission, self.pool
+        if self.queue or self.held_back is not None or admission is None or pool is None:
+            return None
+        if not admission.try_reserve(1, tokens):
+            return None
+        connection = pool.take()
+        if connection is None:
+            admission.release(1, tokens)
+            return None
+        exchange.admission, exchange.reserved_seqs, exchange.reserved_tokens = admission, 1, tokens
+        self.live.add(exchange)
+        if len(self.live) == 1:
+            self.on_busy(self)
+        return connection
 
     def _needs(self, exchange: Exchange, admission: Admission) -> tuple[int, int]:
         """Sequences, and the tokens of all of them. Raises InvalidRequest where that is more than there is."""
@@ -125,8 +164,9 @@ class Endpoint:
         parsed, planned = exchange.parsed, self.planned
         assert parsed is not None and planned is not None
         prompt_tokens = exchange.prompt_tokens or parsed.prompt_bound_tokens + self.template_bytes
-        ceiling = parsed.max_tokens or (self.settings.default_max_tokens if planned.kv_unified else planned.max_seq_len)
-        return min(prompt_tokens + ceiling, planned.max_seq_len)
+        if parsed.max_tokens is None and not planned.kv_unified:
+            return planned.max_seq_len
+        return min(prompt_tokens + (parsed.max_tokens or self.settings.default_max_tokens), planned.max_seq_len)
 
     def _never(self, n_seqs: int, tokens: int) -> LayaError:
         planned = self.planned

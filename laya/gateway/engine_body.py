@@ -23,6 +23,9 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
     """The client's body with what Laya decides set in it."""
     parsed, planned, pool = exchange.parsed, endpoint.planned, endpoint.pool
     assert parsed is not None and planned is not None and pool is not None
+    is_plain = parsed.is_plain and endpoint.passes_plain and parsed.model == endpoint.model_id
+    if is_plain and not parsed.wants_stream and parsed.max_tokens is None and exchange.prompt_tokens is None:
+        return parsed.data  # nothing is to be set in it
     head = parsed.head
     if not parsed.generates:
         return parsed.edited({"model": endpoint.model_id})

@@ -16,6 +16,7 @@ from laya.errors import EngineCrashed, EngineFailed, LayaError, PayloadTooLarge,
 from laya.gateway.assemble import encode
 from laya.gateway.heads import new_request_id
 from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES, SMALL_BODY_BYTES, bodies_full, body_too_large
+from laya.gateway.plain import parse
 from laya.gateway.sse import event_bytes
 from laya.types import EndpointKind
 
@@ -61,6 +62,7 @@ class Exchange:
     endpoint: Endpoint | None = None
     connection: UpstreamConnection | None = None
     upstream_body = b""
+    taken = b""  # the engine's request, where the plain lane put it together
     admission: Admission | None = None  # where its reservation is held
     reserved_seqs = 0
     reserved_tokens = 0
@@ -124,7 +126,7 @@ class Exchange:
         """It is this exchange's turn on its connection (pipelined requests wait for theirs)."""
         self.started = True
         if self.body_complete:
-            self._begin()
+            self.begin()
         elif self.early_error is not None and (self.expects_continue or isinstance(self.early_error, PayloadTooLarge)):
             self.fail(self.early_error)
         elif self.expects_continue:
@@ -154,6 +156,11 @@ class Exchange:
         if self.started:
             self.fail(error)
 
+    def read_taken(self) -> None:
+        """It does not go the plain lane's way after all: what the full way needs to know of it."""
+        if self.parsed is None:
+            self.parsed = parse(self.kind, self.taken.partition(b"\r\n\r\n")[2])
+
     def let_go_of_body(self) -> None:
         """Its engine answers, or nobody will read it: what it held is free for other requests."""
         self.body = self.upstream_body = b""
@@ -166,9 +173,10 @@ class Exchange:
     def on_body_complete(self) -> None:
         self.body_complete = True
         if self.started and not self.response_complete:
-            self._begin()
+            self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Its body is here and it is its turn."""
         if self.early_error is not None:
             self.fail(self.early_error)
         else:
@@ -192,7 +200,7 @@ class Exchange:
         parts = self._head(status, kind)
         parts.append(b"content-length: %d\r\n\r\n" % len(body))
         parts.append(body)
-        self._send(b"".join(parts))
+        self.dispatcher.outbox.write(self.protocol.transport, b"".join(parts))
         self.finish(outcome)
 
     def start_raw(self, status: int, content_type: bytes, content_length: bytes | None) -> None:

@@ -48,7 +48,9 @@ class Limits:
 
     def __init__(self, *, max_body_bytes: int, header_timeout_s: float, body_timeout_s: float, keep_alive_s: float):
         self.max_body_bytes = max_body_bytes
+        self.plain_body_bytes = min(max_body_bytes, SMALL_BODY_BYTES)
         self.bodies = BodyBudget(BODIES_AT_ONCE * max_body_bytes)
+        self.idle_s = keep_alive_s
         self.seconds = {  # by what a connection waits for
             "first": header_timeout_s,
             "head": header_timeout_s,

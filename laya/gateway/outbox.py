@@ -7,6 +7,7 @@ at once, each answer of a busy gateway wakes its client anew; written together, 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from laya.types import KIB
 
@@ -17,13 +18,16 @@ class Outbox:
     """Writes to any number of transports, in the order they came."""
 
     def __init__(self) -> None:
+        self._call_soon: Callable[..., object] | None = None
         self._pending: list[tuple[asyncio.Transport, bytes]] = []
         self._n_bytes = 0
 
     def write(self, transport: asyncio.Transport, data: bytes) -> None:
         """Write at the end of this turn of the loop."""
         if not self._pending:
-            asyncio.get_running_loop().call_soon(self.flush)
+            if self._call_soon is None:
+                self._call_soon = asyncio.get_running_loop().call_soon
+            self._call_soon(self.flush)
         self._pending.append((transport, data))
         self._n_bytes += len(data)
         if self._n_bytes > HOLD_BYTES:

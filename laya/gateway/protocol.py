@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from laya.errors import LayaError, RequestTimeout
 from laya.gateway.exchange import Exchange
-from laya.gateway.heads import Headers, head_bytes, hot_kind, without_upgrade
+from laya.gateway.heads import Headers, head_bytes, hot_kind, new_request_id, without_upgrade
 from laya.gateway.limits import (
     AHEAD_LIMIT_BYTES,
     BODY_RATE_BYTES_PER_S,
@@ -25,11 +25,14 @@ from laya.gateway.limits import (
     head_too_large,
     parting_answer,
 )
+from laya.gateway.plain import PlainLane, read_plain_request
+from laya.types import EndpointKind
 
 if TYPE_CHECKING:
     from laya.gateway.dispatch import Dispatcher
 
 _NEVER = float("inf")
+_KINDS = {kind.value: kind for kind in EndpointKind}
 
 
 class LayaProtocol(HttpToolsProtocol):
@@ -37,6 +40,7 @@ class LayaProtocol(HttpToolsProtocol):
 
     dispatcher: ClassVar[Dispatcher]
     limits: ClassVar[Limits]
+    lane: ClassVar[PlainLane | None]
     cycle: Any  # the newest request: an Exchange, or uvicorn's own cycle
     pipeline: Any  # (cycle, app) of requests that wait for their turn
 
@@ -49,6 +53,7 @@ class LayaProtocol(HttpToolsProtocol):
         self._paused_since_s = _NEVER
         self._broken = False  # what comes on this connection is no longer read as HTTP
         self._ahead = b""  # what came while requests wait in the pipeline
+        self._is_between = True  # requests: the parser has all of the last one and nothing of the next
         self._active: Any = None  # the cycle whose answer is being written; those behind it wait in the pipeline
 
     # connection
@@ -67,6 +72,16 @@ class LayaProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        previous = self.cycle
+        if self._is_between and (previous is None or previous.response_complete) and self._may_start():
+            taken = self.lane.take(data, self.limits.plain_body_bytes) if self.lane is not None else None
+            if taken is not None:
+                self._go_straight(*taken)
+                return
+            request = read_plain_request(data, self.limits.plain_body_bytes)
+            if request is not None:
+                self._take_plain(*request)
+                return
         if self._broken:
             return
         if self.pipeline:  # received all the same, so that a client that leaves is noticed
@@ -75,6 +90,60 @@ class LayaProtocol(HttpToolsProtocol):
                 self.flow.pause_reading()
         else:
             self._read(data)
+
+    def _may_start(self) -> bool:
+        return not self._broken and not self.flow.write_paused and not self.pipeline
+
+    def _go_straight(
+        self,
+        index: int,
+        request: bytes,
+        routed_tokens: int,
+        promised_tokens: int,
+        route_s: float,
+        host: bytes | None,
+        authorization: bytes | None,
+        request_id: bytes | None,
+    ) -> None:
+        """A plain request that the native lane took: parsed, checked and routed."""
+        dispatcher = self.dispatcher
+        exchange = Exchange(self, dispatcher, EndpointKind.CHAT, http_1_0=False, keep_alive=True)
+        exchange.request_id = request_id or new_request_id()
+        exchange.body_complete = exchange.started = True
+        self.cycle = self._active = exchange
+        self._deadline_s = _NEVER
+        self._deadline_of = ""
+        dispatcher.arrive(exchange, authorization, [(b"host", host)] if host is not None else [])
+        if exchange.early_error is None:
+            dispatcher.dispatch_taken(exchange, index, request, routed_tokens, promised_tokens, route_s)
+        else:
+            dispatcher.router.settle_route(index, 1, routed_tokens)
+            exchange.fail(exchange.early_error)
+
+    def _take_plain(
+        self,
+        kind: int,
+        body: bytes,
+        host: bytes | None,
+        authorization: bytes | None,
+        request_id: bytes | None,
+        session: str | None,
+    ) -> None:
+        """A whole plain request: what the parser's callbacks come to, at once."""
+        dispatcher = self.dispatcher
+        exchange = Exchange(self, dispatcher, _KINDS[kind], http_1_0=False, keep_alive=True)
+        exchange.request_id = request_id or new_request_id()
+        exchange.header_session = session
+        exchange.body = body
+        exchange.body_complete = exchange.started = True
+        self.cycle = self._active = exchange
+        self._deadline_s = _NEVER
+        self._deadline_of = ""
+        dispatcher.arrive(exchange, authorization, [(b"host", host)] if host is not None else [])
+        if exchange.early_error is None:
+            dispatcher.dispatch(exchange)
+        else:
+            exchange.fail(exchange.early_error)
 
     def _read(self, data: bytes) -> None:
         self._bodiless_bytes += len(data)
@@ -132,6 +201,7 @@ class LayaProtocol(HttpToolsProtocol):
 
     # parser callbacks
     def on_message_begin(self) -> None:
+        self._is_between = False
         self.url = b""
         self.headers = []
         self._set_deadline("head")
@@ -194,6 +264,7 @@ class LayaProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self._offers_upgrade:
             return
+        self._is_between = True
         self._bodiless_bytes = 0
         if self._deadline_of == "linger":
             self._close()
@@ -221,7 +292,13 @@ class LayaProtocol(HttpToolsProtocol):
     def exchange_complete(self, exchange: Exchange) -> None:
         """An exchange has written its answer."""
         if exchange.keep_alive:
-            self.on_response_complete()
+            if self._deadline_of or self.pipeline or self._broken or self.flow.read_paused:
+                self.on_response_complete()
+            else:  # the plain case of the same
+                self.server_state.total_requests += 1
+                self._active = None
+                self._deadline_of = "idle"
+                self._deadline_s = time.monotonic() + self.limits.idle_s
         elif self._broken:
             self._part()
         else:

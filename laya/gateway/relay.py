@@ -56,11 +56,15 @@ def relay_for(exchange: Exchange) -> Relay:
 class Relay:
     """An answer handler (see upstream.AnswerHandler) that turns every status but 200 into an error."""
 
+    takes_whole = False
     _status = 0
     _error_bytes = 0
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
+
+    def on_whole(self, content_type: bytes | None, body: bytes) -> None:
+        raise AssertionError("who takes answers whole says how")
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self._status = status
@@ -218,9 +222,16 @@ class AssembledAnswer(Relay):
 class RawAnswer(Relay):
     """Bytes as they come. An answer that comes in one piece, as most do, goes in one."""
 
+    takes_whole = True
     _length: bytes | None = None
     _type = b"application/json"
     _whole = b""
+
+    def on_whole(self, content_type: bytes | None, body: bytes) -> None:
+        exchange = self.exchange
+        exchange.connection = None
+        exchange.first_token_s = time.monotonic()
+        exchange.respond(200, body, "served", b"content-type: %b\r\n" % (content_type or self._type))
 
     def on_good_head(self, headers: dict[bytes, bytes]) -> None:
         self._length = headers.get(b"content-length")

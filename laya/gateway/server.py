@@ -189,7 +189,9 @@ class Gateway:
             body_timeout_s=server.body_timeout_s,
             keep_alive_s=server.keep_alive_s,
         )
-        return type("Connection", (LayaProtocol,), {"dispatcher": self.dispatcher, "limits": limits})
+        return type(
+            "Connection", (LayaProtocol,), {"dispatcher": self.dispatcher, "limits": limits, "lane": self.fleet.lane}
+        )
 
 
 async def sweep(server: uvicorn.Server, gateway: Gateway) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from laya.config import Config, ResolvedModel
 from laya.engines.supervisor import Supervisor
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.plain import lane_of
 from laya.gateway.roster import Roster
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
@@ -29,6 +30,7 @@ class Shelf:
         self.router = router
         self.stats = stats
         self.supervisor = supervisor
+        self.lane = lane_of(router)
         self.endpoints: dict[int, Endpoint] = {}
         self.roster = Roster(config, home)
         self.files = self.roster.files
@@ -74,7 +76,7 @@ class Shelf:
         index = self.router.add_endpoint()
         task = file.task if file.task and "task" not in settings.fixed else settings.task
         settings = msgspec.structs.replace(settings, id=file.id, task=task)
-        endpoint = Endpoint(index, settings, self.stats.model(file.id))
+        endpoint = Endpoint(index, settings, self.stats.model(file.id), self.lane)
         self.endpoints[index] = self._by_id[file.id] = endpoint
         self._publish({file.id, *losers})
         self.attend(endpoint)

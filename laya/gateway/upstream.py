@@ -15,6 +15,7 @@ from typing import Protocol, cast
 import httptools
 
 from laya.gateway.outbox import Outbox
+from laya.gateway.plain import read_plain_answer
 from laya.types import EngineAddress
 
 logger = logging.getLogger(__name__)
@@ -26,10 +27,13 @@ _FAULT = "Laya could not relay its answer"
 class AnswerHandler(Protocol):
     """Who wants an answer. Calls come in this order: head, data..., then exactly one of end and broken."""
 
+    takes_whole: bool  # an answer that is all there at once goes to `on_whole` instead of the four others
+
     @property
     def is_whole(self) -> bool:
         """Whether what came says itself that it is all, so that nothing is lost if the connection is."""
 
+    def on_whole(self, content_type: bytes | None, body: bytes) -> None: ...
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
     def on_data(self, data: bytes) -> None: ...
     def on_end(self) -> None: ...
@@ -91,6 +95,17 @@ class UpstreamConnection(asyncio.Protocol):
         if self._handler is None:  # nobody asked: an engine that says why it closes
             self.abort()
             return
+        if not self._got_bytes and self._handler.takes_whole:
+            answer = read_plain_answer(data)
+            if answer is not None:
+                handler, self._handler = self._handler, None
+                self._pool.give_back(self, keep=True)
+                try:
+                    handler.on_whole(*answer)
+                except Exception as error:
+                    self._fault(error)
+                    handler.on_broken(_FAULT, reusable=False)
+                return
         self._got_bytes = True
         try:
             self._parser.feed_data(data)
@@ -172,6 +187,10 @@ class UpstreamPool:
         key = f"authorization: Bearer {address.api_key}\r\n" if address.api_key else ""
         head = f"host: {address.host}:{address.port}\r\n{key}content-type: application/json\r\ncontent-length: "
         self._head = head.encode()
+
+    def head(self, start: bytes) -> bytes:
+        """Of a request that starts so, up to the length of its body."""
+        return b"%b HTTP/1.1\r\n%b" % (start, self._head)
 
     def request_bytes(self, start: bytes, body: bytes) -> bytes:
         """`start` is method and path, e.g. b"POST /tokenize"."""
@@ -262,11 +281,17 @@ class _Collector:
     """Gathers a small answer for `fetch`."""
 
     is_whole = False
+    takes_whole = True
 
     def __init__(self, future: asyncio.Future[tuple[int, bytes]]) -> None:
         self._future = future
         self._status = 0
         self._parts: list[bytes] = []
+
+    def on_whole(self, content_type: bytes | None, body: bytes) -> None:
+        self.on_head(200, {})
+        self.on_data(body)
+        self.on_end()
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self._status = status

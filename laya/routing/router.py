@@ -29,8 +29,10 @@ class RequestRouter:
     """
 
     def __init__(self, table: RouteTable | RouteTableTwin | None = None) -> None:
-        self._table = table if table is not None else RouteTable()
+        self.table = self._table = table if table is not None else RouteTable()
         self._route = self._table.route
+        self.route = self._table.route  # what `choose` and `settle` come to, for who knows the fields
+        self.settle_route = self._table.settle
         self._models: dict[str, _Model] = {}
         self._id_of_name: dict[str, str] = {}
         self._in_use: set[int] = set()

@@ -646,7 +646,7 @@ async def test_fault_in_reading_a_head_is_a_500_and_logged(
     async with front(tmp_path) as gate:
         monkeypatch.setattr("laya.gateway.exchange.Exchange.read_head", lambda *_: 1 / 0)
         client = await gate.client()
-        assert_error(await client.ask(chat()), 500, "internal_error")
+        assert_error(await client.ask(request(CHAT, headers=("connection: close",))), 500, "internal_error")
         assert await client.closed()
         assert "ZeroDivisionError" in caplog.text
 

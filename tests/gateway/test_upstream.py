@@ -25,6 +25,7 @@ class Handler:
     """Writes down what it is told."""
 
     is_whole = False
+    takes_whole = False
 
     def __init__(self) -> None:
         self.status = 0

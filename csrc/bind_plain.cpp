@@ -1,0 +1,116 @@
+// Owns: the door between Python and what recognises plain messages. Decides nothing.
+#include "bind_plain.hpp"
+
+#include <nanobind/stl/unique_ptr.h>
+
+#include <memory>
+
+#include "plain_body.hpp"
+#include "plain_http.hpp"
+#include "plain_lane.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+std::string_view view_of(const nb::bytes& data) { return {data.c_str(), data.size()}; }
+
+nb::object bytes_or_none(std::string_view text) {
+    return text.data() == nullptr ? nb::none() : nb::object(nb::bytes(text.data(), text.size()));
+}
+
+nb::object str_of(std::string_view text) { return nb::str(text.data(), text.size()); }
+
+// (kind, body, host, authorization, request id, session id); None for what is not plain.
+nb::object read_request(const nb::bytes& data, std::size_t most_body_bytes) {
+    laya::PlainRequest request;
+    if (!laya::read_plain_request(view_of(data), most_body_bytes, request)) {
+        return nb::none();
+    }
+    const auto session = request.session_id.empty() ? nb::none() : str_of(request.session_id);
+    return nb::make_tuple(request.kind, nb::bytes(request.body.data(), request.body.size()),
+                          bytes_or_none(request.host), bytes_or_none(request.authorization),
+                          bytes_or_none(request.request_id), session);
+}
+
+// The lane with the table it routes by, which must live as long.
+struct HeldLane {
+    nb::object table;
+    laya::PlainLane lane;
+};
+
+void construct_lane(HeldLane* self, nb::object table) {
+    new (self) HeldLane{table, laya::PlainLane(nb::cast<laya::RouteTable&>(table))};
+}
+
+void open_lane(HeldLane& held, std::uint32_t endpoint, const nb::str& model, const nb::bytes& head,
+               std::uint64_t template_bytes, std::uint64_t max_seq_len) {
+    const std::string_view text = view_of(head);
+    held.lane.open(endpoint, {true, model.c_str(), {text.data(), text.size()}, template_bytes, max_seq_len});
+}
+
+// (endpoint, engine's request, routed tokens, promised tokens, seconds of routing, host, authorization, request id);
+// None for what the lane does not take.
+nb::object take(HeldLane& held, const nb::bytes& data, std::size_t most_body_bytes) {
+    laya::PlainTaken taken;
+    if (!held.lane.take(view_of(data), most_body_bytes, taken)) {
+        return nb::none();
+    }
+    const laya::PlainRequest& request = taken.request;
+    return nb::make_tuple(taken.endpoint, nb::bytes(taken.upstream.data(), taken.upstream.size()),
+                          taken.routed_tokens, taken.promised_tokens, taken.route_s, bytes_or_none(request.host),
+                          bytes_or_none(request.authorization), bytes_or_none(request.request_id));
+}
+
+// (content type, body); None for what is not plain.
+nb::object read_answer(const nb::bytes& data) {
+    laya::PlainAnswer answer;
+    if (!laya::read_plain_answer(view_of(data), answer)) {
+        return nb::none();
+    }
+    return nb::make_tuple(bytes_or_none(answer.content_type), nb::bytes(answer.body.data(), answer.body.size()));
+}
+
+// The places of a body's members, with the body they are in.
+struct HeldBody {
+    nb::bytes data;
+    laya::PlainBody body;
+};
+
+// (held body, model, session, stream, include_usage, max_tokens or None, n_messages); None for what is not plain.
+nb::object read_body(nb::bytes data) {
+    auto held = std::make_unique<HeldBody>(HeldBody{data, {}});
+    const laya::PlainBody& body = held->body;
+    if (!held->body.read(view_of(data))) {
+        return nb::none();
+    }
+    const std::string_view session = body.session();
+    const auto model = str_of(body.model());
+    const auto told_session = session.empty() ? nb::none() : str_of(session);
+    const auto max_tokens = body.max_tokens() == 0 ? nb::none() : nb::object(nb::int_(body.max_tokens()));
+    const bool stream = body.stream(), include_usage = body.include_usage();
+    const std::uint32_t n_messages = body.n_messages();
+    return nb::make_tuple(nb::cast(std::move(held)), model, told_session, stream, include_usage, max_tokens,
+                          n_messages);
+}
+
+nb::bytes edited(const HeldBody& held, const nb::bytes& replaced, const nb::bytes& added) {
+    const std::string out = held.body.edited(view_of(replaced), view_of(added));
+    return nb::bytes(out.data(), out.size());
+}
+
+}  // namespace
+
+void bind_plain(nb::module_& module) {
+    using namespace nb::literals;
+    module.def("read_plain_request", &read_request, "data"_a, "most_body_bytes"_a);
+    module.def("read_plain_answer", &read_answer, "data"_a);
+    module.def("read_plain_body", &read_body, "data"_a);
+    nb::class_<HeldLane>(module, "PlainLane")
+        .def("__init__", &construct_lane, "table"_a)
+        .def("open", &open_lane, "endpoint"_a, "model"_a, "head"_a, "template_bytes"_a, "max_seq_len"_a)
+        .def("close", [](HeldLane& held, std::uint32_t endpoint) { held.lane.close(endpoint); }, "endpoint"_a)
+        .def("take", &take, "data"_a, "most_body_bytes"_a);
+    nb::class_<HeldBody>(module, "PlainBody")
+        .def("edited", &edited, "replaced"_a, "added"_a);
+}

@@ -1,0 +1,137 @@
+// What recognises plain messages, on messages that are nearly plain: run plain, and built with a sanitizer.
+//
+// Each input lies in memory of its own size, so that a read past its end is a fault the sanitizer sees.
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "plain_body.hpp"
+#include "plain_http.hpp"
+#include "plain_lane.hpp"
+
+namespace {
+
+void require(bool holds, const char* what) {
+    if (!holds) {
+        std::fprintf(stderr, "failed: %s\n", what);
+        std::exit(1);
+    }
+}
+
+const std::string BODY =
+    R"({"model":"m","messages":[{"role":"system","content":"a\n\u00e9é"},{"role":"user","content":"hi 世 😀"}],)"
+    R"("stream":true,"stream_options":{"include_usage":true},"max_tokens":16,"temperature":0.7,"seed":1,"n":1,"user":"u"})";
+
+std::string request_with(const std::string& body) {
+    return "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:8000\r\nauthorization: Bearer k\r\n"
+           "x-request-id: r\r\nx-session-id: s\r\ncontent-length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+}
+
+const std::string ANSWER = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+
+std::string mutated(std::string text, std::mt19937& dice) {
+    for (int times = static_cast<int>(dice() % 4); times > 0 && !text.empty(); --times) {
+        const std::size_t at = dice() % text.size();
+        switch (dice() % 5) {
+            case 0: text[at] = static_cast<char>(dice()); break;
+            case 1: text.erase(at, dice() % 9); break;
+            case 2: text.insert(at, text.substr(dice() % text.size(), dice() % 9)); break;
+            case 3: text.resize(at); break;
+            default: text[at] = "\"\\{}[],:0123456789 \r\n"[dice() % 21]; break;
+        }
+    }
+    return text;
+}
+
+// A copy that ends where the text does.
+struct Exact {
+    explicit Exact(const std::string& text) : data(new char[text.size()]), size(text.size()) {
+        text.copy(data.get(), size);
+    }
+    std::string_view view() const { return {data.get(), size}; }
+    std::unique_ptr<char[]> data;
+    std::size_t size;
+};
+
+bool lies_within(std::string_view part, std::string_view whole) {
+    return part.empty() || (part.data() >= whole.data() && part.data() + part.size() <= whole.data() + whole.size());
+}
+
+void test_plain_messages_are_recognised() {
+    laya::PlainRequest request;
+    const std::string text = request_with(BODY);
+    require(laya::read_plain_request(text, 65536, request), "a plain request is one");
+    require(request.kind == 1 && request.body == BODY && request.host == "127.0.0.1:8000", "its parts are found");
+    require(request.authorization == "Bearer k" && request.request_id == "r" && request.session_id == "s", "and headers");
+    laya::PlainRequest small;
+    require(!laya::read_plain_request(text, BODY.size() - 1, small), "a body above the limit is not plain");
+    laya::PlainBody body;
+    require(body.read(BODY) && body.model() == "m" && body.session() == "u" && body.stream() && body.include_usage() &&
+                body.max_tokens() == 16 && body.n_messages() == 2,
+            "a plain body's fields are read");
+    require(body.edited("\"model\",\"stream_options\",", "\"model\":\"x\"").find("\"model\":\"m\"") == std::string::npos,
+            "a replaced member is gone");
+    laya::PlainAnswer answer;
+    require(laya::read_plain_answer(ANSWER, answer) && answer.body == "{}", "a plain answer is one");
+}
+
+void test_nothing_is_read_outside_of_a_message() {
+    std::mt19937 dice(7);
+    std::size_t n_plain = 0;
+    for (int round = 0; round < 300000; ++round) {
+        const Exact body_text(mutated(BODY, dice));
+        laya::PlainBody body;
+        if (body.read(body_text.view())) {
+            ++n_plain;
+            require(lies_within(body.model(), body_text.view()) && lies_within(body.session(), body_text.view()),
+                    "fields lie in the body");
+            require(body.edited("\"model\",", "").size() <= body_text.size + 2, "an edit without additions is no longer");
+        }
+        const bool whole = dice() % 2 == 0;
+        const Exact request_text(whole ? request_with(mutated(BODY, dice)) : mutated(request_with(BODY), dice));
+        laya::PlainRequest request;
+        if (laya::read_plain_request(request_text.view(), 65536, request)) {
+            require(lies_within(request.body, request_text.view()) && lies_within(request.host, request_text.view()),
+                    "parts lie in the request");
+        }
+        const Exact answer_text(mutated(ANSWER, dice));
+        laya::PlainAnswer answer;
+        if (laya::read_plain_answer(answer_text.view(), answer)) {
+            require(lies_within(answer.body, answer_text.view()), "an answer's body lies in it");
+        }
+    }
+    require(n_plain > 1000, "some of them are plain");
+}
+
+void test_lane_takes_only_what_an_endpoint_takes_as_it_is() {
+    laya::RouteTable table(8, 1 << 16, 8192);
+    table.publish({{{"m", "alias"}, {0}}});
+    table.set_eligible(0, true);
+    laya::PlainLane lane(table);
+    const std::string body = R"({"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":8})";
+    const std::string aliased = R"({"model":"alias","messages":[{"role":"user","content":"hi"}]})";
+    laya::PlainTaken taken, other;
+    require(!lane.take(request_with(body), 65536, other), "an endpoint that is not open takes nothing");
+    require(table.load(0).n_seqs == 0, "and carries nothing");
+    lane.open(0, {true, "m", "HEAD", 100, 1000});
+    require(!lane.take(request_with(aliased), 65536, other) && table.load(0).n_seqs == 0, "an alias must be edited");
+    require(lane.take(request_with(body), 65536, taken), "an open endpoint takes a plain request");
+    require(taken.upstream == "HEAD" + std::to_string(body.size()) + "\r\n\r\n" + body, "as it came");
+    require(table.load(0).n_seqs == 1 && table.load(0).tokens == taken.routed_tokens, "and carries it");
+    require(taken.promised_tokens == body.size() + 16 + 100 + 8, "its promise is its prompt's bound and its ceiling");
+    lane.close(0);
+    require(!lane.take(request_with(body), 65536, other), "a closed endpoint takes nothing");
+}
+
+}  // namespace
+
+int main() {
+    test_plain_messages_are_recognised();
+    test_nothing_is_read_outside_of_a_message();
+    test_lane_takes_only_what_an_endpoint_takes_as_it_is();
+    std::puts("plain messages: ok");
+    return 0;
+}
