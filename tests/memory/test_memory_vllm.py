@@ -1,0 +1,252 @@
+"""vLLM's accounting against what vLLM logged: its KV blocks to the token, its other terms never under."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hf_models import CONFIGS, facts_of_config
+
+from laya.errors import ConfigError
+from laya.memory import Budget, VllmSettings, plan_source, plan_vllm
+from laya.memory.gpu import GpuMemory
+from laya.memory.hf import HfFacts
+from laya.memory.vllm import usable_bytes
+from laya.memory.vllm_cache import KvCache, kv_cache, stage_layers
+from laya.memory.vllm_terms import activations, graphs, weights_on_gpu
+from laya.types import GIB, AskedSettings, Plan
+
+PRINTED_GIB = 0.005  # logs round GiB to two places
+
+
+def cache(name: str, dtype: str = "auto", *, state_bytes: int = 4, **settings: Any) -> KvCache:
+    shape = facts_of_config(name).shape
+    return kv_cache(shape, VllmSettings(**settings), dtype, dtype_bytes=2, state_bytes=state_bytes)
+
+
+# (model, KV type, settings, bytes an element of state, max_model_len, GiB a GPU, tokens logged, concurrency logged)
+LOGGED = [
+    # vllm-project/vllm issue 10517: 1952 and 1478 blocks of 16 tokens
+    ("llama-3.1-8b", "auto", {}, 4, 20000, 1952 * 2 / 1024, None, 1.56),
+    ("llama-3.1-8b", "auto", {}, 4, 29000, 1478 * 2 / 1024, None, 0.82),
+    # redhat-performance/configiq issue 112, H200, bf16 and nvfp4 weights
+    ("gemma-4-31b", "auto", {}, 4, 262144, 64.68, 626_949, None),
+    ("gemma-4-31b", "auto", {}, 4, 262144, 103.92, 1_007_303, None),
+    # mitchross/talos-argocd-proxmox PR 1995: two cards of 4.99 GiB each
+    ("qwen3.8-27b", "fp8", {"tensor_parallel_size": 2}, 4, 131072, 4.99, 302_921, 2.31),
+    # Tanguille/cluster PR 4509: one card, state kept in half precision
+    ("qwen3.8-27b", "fp8", {}, 2, 112000, 6.0, 187_945, 1.68),
+    ("qwen3.8-27b", "fp8", {}, 2, 98000, 3.22, 99_519, 1.02),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "settings", "state_bytes", "length", "gib", "tokens", "concurrency"), LOGGED)
+def test_capacity_is_what_vllm_logs(
+    name: str,
+    dtype: str,
+    settings: dict[str, Any],
+    state_bytes: int,
+    length: int,
+    gib: float,
+    tokens: int | None,
+    concurrency: float | None,
+) -> None:
+    found = cache(name, dtype, state_bytes=state_bytes, **settings)
+    least, exact, most = (
+        found.capacity([round(figure * GIB)], length) for figure in (gib - PRINTED_GIB, gib, gib + PRINTED_GIB)
+    )
+    if tokens is not None:
+        assert least.tokens <= tokens <= most.tokens
+        assert exact.tokens == pytest.approx(tokens, rel=1e-4 if name != "qwen3.8-27b" else 1e-2)
+    if concurrency is not None:
+        assert concurrency in {round(each.max_concurrency, 2) for each in (least, exact, most)}
+
+
+def test_blocks_of_concurrency_log() -> None:
+    """vllm-project/vllm PR 12569: 1381 blocks, 10.79 sequences of 2048 tokens."""
+    found = cache("llama-3.1-8b")
+    assert round(found.capacity([1381 * found.stage_block_bytes[0]], 2048).max_concurrency, 2) == 10.79
+
+
+def test_longest_sequence_of_a_refusal_log() -> None:
+    """vllm-project/vllm issue 19407: 240.0 GiB needed, 88.38 there, longest 3 861 424; windows kept every token."""
+    found = cache("llama-4-scout", tensor_parallel_size=8, hybrid_kv_cache=False)
+    assert found.blocks_per_sequence(10_485_760) * found.stage_block_bytes[0] == 240 * GIB
+    bounds = [found.longest([round((88.38 + part) * GIB)], 10_485_760) for part in (-PRINTED_GIB, PRINTED_GIB)]
+    assert bounds[0] <= 3_861_424 <= bounds[1]
+    chunked = cache("llama-4-scout", tensor_parallel_size=8)
+    assert chunked.blocks_per_sequence(10_485_760) * chunked.stage_block_bytes[0] < 240 * GIB / 2
+
+
+def test_ranks_differ_by_a_percent() -> None:
+    """vllm-project/vllm issue 21348: the log has one rank's 8.11 GiB, and the tokens of the smallest of four."""
+    found = cache("qwen3-235b-a22b", tensor_parallel_size=4)
+    assert found.stage_block_bytes[0] == 16 * 48_128
+    assert 178_880 <= found.capacity([round(8.11 * GIB)], 40960).tokens <= 178_880 * 1.012
+
+
+def test_latent_rows_are_not_shared_and_sparse_ones_have_scales() -> None:
+    one, eight = cache("deepseek-v3"), cache("deepseek-v3", tensor_parallel_size=8)
+    assert one.stage_block_bytes == eight.stage_block_bytes == (61 * 16 * 576 * 2,)
+    assert cache("deepseek-v3", "fp8").stage_block_bytes == (61 * 16 * 576,)
+    sparse = CONFIGS["deepseek-v3"] | {
+        "model_type": "deepseek_v32", "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048
+    }  # fmt: skip
+    shape = facts_of_config(sparse).shape
+    assert kv_cache(shape, VllmSettings(), "fp8", dtype_bytes=2).stage_block_bytes == (61 * 16 * (656 + 132),)
+
+
+def test_pipeline_stages_split_layers_and_blocks() -> None:
+    assert [len(stage) for stage in stage_layers(61, 4)] == [15, 15, 16, 15]
+    assert stage_layers(3, 1) == [range(3)]
+    whole, halves = cache("llama-3.1-8b"), cache("llama-3.1-8b", pipeline_parallel_size=2)
+    assert sum(halves.stage_block_bytes) == whole.stage_block_bytes[0]
+    hybrid = cache("gemma-4-31b", pipeline_parallel_size=2)
+    assert hybrid.stage_block_bytes[0] <= cache("gemma-4-31b").stage_block_bytes[0]
+
+
+def test_windows_stop_to_grow_and_states_never_do() -> None:
+    found = cache("qwen3-next-80b")
+    attention = found.blocks_per_sequence(131072) - found.blocks_per_sequence(65536)
+    assert attention == found.blocks_per_sequence(65536 * 3) - found.blocks_per_sequence(131072)
+    states = [group for group in found.groups if group.row.kind == "state"]
+    assert len(states) == 3
+    assert cache("mamba-2.8b").blocks_per_sequence(8) == cache("mamba-2.8b").blocks_per_sequence(1 << 20) == 2
+
+
+def test_unknown_kv_dtype_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean fp8"):
+        cache("llama-3.1-8b", "fp88")
+    with pytest.raises(ConfigError, match="none of vLLM's"):
+        cache("llama-3.1-8b", "q8_0")
+
+
+# (model, max_num_seqs, max_num_batched_tokens, GiB logged): PyTorch's peak above the weights
+PEAKS = [
+    ("llama-3.1-8b", 256, 8192, 1.26),  # vllm-project/vllm PR 10511 (Meta-Llama-3-8B: the same shape)
+    ("llama-3.1-8b", 1, 20000, 17.06 - 14.99),  # issue 10517: one prompt at its longest
+    ("llama-3.1-8b", 1, 29000, 17.98 - 14.99),
+    ("llama-2-7b", 2048, 8192, 2.38),  # kubernetes-sigs/gateway-api-inference-extension PR 550
+    ("qwen3.8-27b", 8, 8192, 2.80),  # Tanguille/cluster PR 4670, with its vision encoder
+]
+
+
+@pytest.mark.parametrize(("name", "n_seqs", "batched", "gib"), PEAKS)
+def test_activation_bound_is_never_under_what_was_logged(name: str, n_seqs: int, batched: int, gib: float) -> None:
+    settings = VllmSettings(max_num_batched_tokens=batched)
+    bound = activations(facts_of_config(name), settings, n_seqs, batched) / GIB
+    assert gib <= bound <= 1.36 * gib
+
+
+def test_graph_bound_is_never_under_what_was_logged() -> None:
+    assert graphs(VllmSettings(), 256, 32) / GIB >= 0.73  # vllm-project/vllm PR 39559: 51 sizes in pieces, 35 whole
+    assert graphs(VllmSettings(), 8, 64) / GIB >= 0.41  # Tanguille/cluster PR 4670
+    assert graphs(VllmSettings(), 8, 32) / GIB >= 0.36  # gpustack/runner PR 251: 16 sizes
+    assert graphs(VllmSettings(enforce_eager=True), 256, 32) == 0
+
+
+def test_weights_of_logs() -> None:
+    llama = facts_of_config("llama-3.1-8b")
+    one, two = VllmSettings(), VllmSettings(tensor_parallel_size=2)
+    assert weights_on_gpu(llama, one, range(32)) / GIB == pytest.approx(14.96, abs=0.006)  # PR 10511, one GPU and two
+    assert weights_on_gpu(llama, two, range(32)) / GIB == pytest.approx(7.48, abs=0.006)
+    assert weights_on_gpu(facts_of_config("llama-2-7b"), one, range(32)) / GIB == pytest.approx(12.55, abs=0.006)
+
+
+def test_weights_by_stage_and_single_precision() -> None:
+    settings = VllmSettings(pipeline_parallel_size=2)
+    llama = facts_of_config("llama-3.1-8b")
+    halves = [weights_on_gpu(llama, settings, stage) for stage in stage_layers(32, 2)]
+    assert sum(halves) == pytest.approx(llama.weights.total_bytes, rel=0.001)
+    single = facts_of_config(CONFIGS["llama-3.1-8b"] | {"torch_dtype": "float32"})
+    assert single.weights.total_bytes == 2 * llama.weights.total_bytes
+    assert weights_on_gpu(single, VllmSettings(), range(32)) == pytest.approx(llama.weights.total_bytes, rel=1e-6)
+    few_heads = facts_of_config("qwen2.5-0.5b")  # 2 KV heads on 7 GPUs: each has one
+    assert (
+        weights_on_gpu(few_heads, VllmSettings(tensor_parallel_size=7), range(24)) * 7 > few_heads.weights.total_bytes
+    )
+
+
+# The plan
+
+
+def cards(*gib: float) -> list[GpuMemory]:
+    return [
+        GpuMemory(
+            index=number, name="card", total_bytes=round(each * GIB), free_bytes=round((each - 0.4) * GIB), own_bytes=0
+        )
+        for number, each in enumerate(gib)
+    ]
+
+
+def planned(found: HfFacts, plenty: Budget, *gib: float, settings: VllmSettings | None = None, **asked: Any) -> Plan:
+    return plan_vllm(found, AskedSettings(**asked), plenty, cards(*gib), model_id="m", settings=settings)
+
+
+def test_plan_fills_devices_and_says_what_vllm_would_hold(plenty: Budget) -> None:
+    plan = planned(facts_of_config("llama-3.1-8b"), plenty, 24.0)
+    assert plan.fits and not plan.exact
+    card, host = plan.devices
+    assert (card.device, host.device) == ("gpu0", "cpu")
+    assert list(card.terms) == ["weights", "kv_cache", "compute", "graphs", "overhead"]
+    assert card.total_bytes == sum(card.terms.values()) <= card.budget_bytes == usable_bytes(cards(24.0)[0])
+    assert plan.settings.max_seq_len == 32768
+    assert card.terms["kv_cache"] == (2048 * plan.settings.max_num_seqs + 1) * 2 * 1024 * 1024
+    assert any("gpu_memory_utilization 0.92" in note and "sequences of 32768" in note for note in plan.notes)
+    assert "instead of 16" in plan.reasons["max_num_seqs"]
+
+
+def test_what_was_asked_is_never_changed_and_suggestions_fit(plenty: Budget) -> None:
+    found = facts_of_config("llama-3.1-8b")
+    plan = planned(found, plenty, 24.0, max_num_seqs=8, max_seq_len=32768, kv_cache_dtype="auto")
+    assert not plan.fits
+    assert (plan.settings.max_num_seqs, plan.settings.max_seq_len) == (8, 32768)
+    assert 3 <= len(plan.suggestions) <= 4
+    for suggestion in plan.suggestions:
+        words = suggestion.flags.replace("--", "").split()
+        changed: dict[str, Any] = {
+            name.replace("-", "_"): int(value) if value.isdigit() else value
+            for name, value in zip(words[::2], words[1::2], strict=True)
+        }
+        asked = {"max_num_seqs": 8, "max_seq_len": 32768, "kv_cache_dtype": "auto"} | changed
+        again = planned(found, plenty, 24.0, **asked)
+        assert again.fits, suggestion.flags
+        assert sum(device.total_bytes for device in again.devices[:-1]) == suggestion.total_bytes
+
+
+def test_two_gpus_hold_what_one_does_not(plenty: Budget) -> None:
+    found = facts_of_config("llama-3.1-8b")
+    assert not planned(found, plenty, 16.0).fits
+    for settings in (VllmSettings(tensor_parallel_size=2), VllmSettings(pipeline_parallel_size=2)):
+        plan = planned(found, plenty, 16.0, 16.0, settings=settings)
+        assert plan.fits
+        assert [device.device for device in plan.devices] == ["gpu0", "gpu1", "cpu"]
+
+
+def test_more_than_there_is_is_refused_by_name(plenty: Budget) -> None:
+    found = facts_of_config("llama-3.1-8b")
+    with pytest.raises(ConfigError, match="needs 4 GPUs; there is 1"):
+        planned(found, plenty, 24.0, settings=VllmSettings(tensor_parallel_size=4))
+    with pytest.raises(ConfigError, match="does not divide the 32 attention heads"):
+        planned(found, plenty, 24.0, 24.0, 24.0, settings=VllmSettings(tensor_parallel_size=3))
+    with pytest.raises(ConfigError, match="above the 32 layers"):
+        planned(found, plenty, *[24.0] * 40, settings=VllmSettings(pipeline_parallel_size=40))
+    with pytest.raises(ConfigError, match="above the 4096 tokens"):
+        planned(facts_of_config("llama-2-7b"), plenty, 80.0, max_seq_len=8192)
+
+
+def test_plan_source_in_vllms_terms(plenty: Budget, tmp_path: Any, make_gguf: Any) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["qwen2.5-0.5b"]))
+    plan = plan_source(path, AskedSettings(), plenty, model_id="q", vllm=VllmSettings(), cards=cards(12.0))
+    assert plan.fits and plan.devices[0].device == "gpu0" and plan.settings.max_num_seqs == 16
+    with pytest.raises(ConfigError, match="is a GGUF file"):
+        plan_source(make_gguf(), AskedSettings(), plenty, model_id="g", vllm=VllmSettings(), cards=cards(12.0))
+
+
+def test_every_config_is_priced(plenty: Budget) -> None:
+    for name in CONFIGS:
+        plan = planned(facts_of_config(name), plenty, 2000.0, max_seq_len=1024, max_num_seqs=2)
+        assert plan.fits, name
+        assert plan.devices[0].terms["kv_cache"] > 0, name
