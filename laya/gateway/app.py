@@ -286,7 +286,7 @@ def _nothing_at(path: str, known: list[str]) -> NotFound:
     """404 with what was most likely meant. A route with a name in it is never proposed: nobody can call it so."""
     if path.rstrip("/") in OTHER_APIS or path.startswith("/api/"):
         return NotFound(f"{path} is not part of this version of Laya: use /v1/chat/completions.")
-    close = nearest(path, known)
+    close = None if path.startswith("/admin/models/") else nearest(path, known)
     return NotFound(f"There is nothing at {path}." + (f" Did you mean {close}?" if close else ""))
 
 
