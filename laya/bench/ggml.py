@@ -35,6 +35,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mul_mat": (_P, (_P, _P, _P)),
     "add": (_P, (_P, _P, _P)),
     "flash_attn_ext": (_P, (_P, _P, _P, _P, _P, _FLOAT, _FLOAT, _FLOAT)),
+    "permute": (_P, (_P, _P, _INT, _INT, _INT, _INT)),
     "new_graph_custom": (_P, (_P, _SIZE, ctypes.c_bool)),
     "build_forward_expand": (None, (_P, _P)),
     "backend_cpu_init": (_P, ()),
@@ -104,6 +105,11 @@ class Tensors:
         """A tensor of two or three dimensions, the row length first."""
         tensor: int = self._ggml[f"new_tensor_{len(shape)}d"](self.context, type_id, *shape)
         return tensor
+
+    def heads_of(self, cache: int) -> int:
+        """A cache as attention reads it: its second dimension, the heads, comes third."""
+        view: int = self._ggml["permute"](self.context, cache, 0, 2, 1, 3)
+        return view
 
     def allocate(self, weights: list[int] | None = None) -> None:
         """Give every tensor its bytes. `weights` are filled with bytes that no kernel trips over, the rest with 0."""

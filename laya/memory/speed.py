@@ -2,7 +2,7 @@
 
 A step of the engine reads every active weight once and computes with it for each token of the step; then attention
 over the tokens kept, an operation's cost for each node of the graph, and a pass over the vocabulary for each sequence.
-The two ends of the range: reading hidden behind computing, and reading on top of it. Sources: docs/plan.md.
+The range is what that estimate was off by on the engines measured. Sources: docs/plan.md.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from laya.memory.facts import ModelFacts
+from laya.memory.ggml import kv_cache_type
 from laya.memory.layers import LayerShape
 from laya.memory.rates import MachineRates
 from laya.memory.work import Matrices, work_of
@@ -20,10 +21,10 @@ TYPICAL_TOKENS = 1024  # of context and of a prompt, where nobody says otherwise
 # Of the built-in engine, as measured (docs/plan.md): graph nodes, sampling and the answer's way to the gateway.
 OPS_PER_LAYER, OPS_PER_EXPERT_LAYER = 28, 44
 ENTRY_S = (4e-9, 12e-9)  # per vocabulary entry and sequence: the sampler's pass
-STEP_S = (30e-6, 200e-6)  # per step and sequence: slot, text, event
-PROMPT_S = (2e-3, 10e-3)  # per request: parsing, template, tokens
+STEP_S = (10e-6, 200e-6)  # per step and sequence: slot, text, event
+PROMPT_S = (0.3e-3, 10e-3)  # per request: parsing, template, tokens
 # What no formula sees: other programs, the clock of the processor, pages of 4 KiB.
-BEST, WORST = 0.9, 1.25
+BEST, WORST = 0.85, 1.4
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -55,13 +56,13 @@ class _Seconds(msgspec.Struct):
     """The parts of one step."""
 
     compute: float = 0.0
-    hidden: float = 0.0  # reading, if all of it is hidden behind computing
-    exposed: float = 0.0  # reading, if none of it is
+    waiting: float = 0.0  # for weights that are not in cache
+    reading: float = 0.0  # what memory takes to give all that is read, however many threads ask
     fixed: tuple[float, float] = (0.0, 0.0)
 
     def bounds(self) -> tuple[float, float]:
-        least = max(self.compute, self.hidden) + self.fixed[0]
-        return BEST * least, WORST * (self.compute + self.exposed + self.fixed[1])
+        busy = max(self.compute + self.waiting, self.reading)
+        return BEST * (busy + self.fixed[0]), WORST * (busy + self.fixed[1])
 
 
 def predict_speed(
@@ -102,8 +103,9 @@ def _decode_step(
     gain = rates.threads_gain(settings.n_threads)
     for part in work:
         step.compute += _compute_s(facts, part, rates, sessions) / gain
-    step.compute += sessions * _attention_s(facts, settings, rates, kept, is_batch=False) / gain
-    _add_reading(step, rates, settings, read, read)
+        step.waiting += _waiting_s(facts, part, rates, sessions, read, settings.n_threads)
+    step.compute += sessions * _attention_s(facts, settings, rates, kept, missed=rates.missed(read)) / gain
+    step.reading = read / rates.read_bytes_per_s(read, settings.n_threads)
     _add_fixed(step, facts, settings, rates, n_steps=1, n_rows=sessions)
     return step
 
@@ -119,9 +121,9 @@ def _prefill(facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, 
             step.compute += sessions * _compute_s(facts, part, rates, 1) / gain
         else:
             step.compute += n_steps * _compute_s(facts, part, rates, per_step) / gain
-    step.compute += tokens * _attention_s(facts, settings, rates, prompt / 2, is_batch=True) / gain
-    one_pass = sum(_bytes_read(facts, part, per_step) for part in work if part.part != "output")
-    _add_reading(step, rates, settings, n_steps * one_pass, one_pass)
+    step.compute += tokens * _attention_s(facts, settings, rates, prompt / 2, missed=None) / gain
+    read = sum(_bytes_read(facts, part, per_step) for part in work if part.part != "output")
+    step.reading = n_steps * read / rates.read_bytes_per_s(read, settings.n_threads)
     _add_fixed(step, facts, settings, rates, n_steps=n_steps, n_rows=sessions)
     step.fixed = (step.fixed[0] + PROMPT_S[0], step.fixed[1] + sessions * PROMPT_S[1])
     return step
@@ -131,9 +133,18 @@ def _compute_s(facts: ModelFacts, part: Matrices, rates: MachineRates, n_tokens:
     """Seconds one thread computes with these matrices for so many tokens at once."""
     if part.part != "experts":
         return part.elements * rates.weight_s(part.type_name, n_tokens)
-    touched = _experts_touched(facts, n_tokens)
-    rows = n_tokens * facts.shape.n_expert_used / touched
-    return part.elements * touched / max(1, facts.shape.n_expert) * rates.weight_s(part.type_name, rows)
+    # The engine computes the rows of an expert one by one.
+    used = n_tokens * facts.shape.n_expert_used / max(1, facts.shape.n_expert)
+    return part.elements * used * rates.weight_s(part.type_name, 1)
+
+
+def _waiting_s(
+    facts: ModelFacts, part: Matrices, rates: MachineRates, n_tokens: float, working_set: float, n_threads: int
+) -> float:
+    """Seconds a pass over these matrices waits for memory; threads wait at once, as far as memory serves them all."""
+    one, every = (rates.read_bytes_per_s(working_set, n) for n in (1, n_threads))
+    share = _bytes_read(facts, part, n_tokens) / max(1.0, part.n_bytes)
+    return part.elements * share * rates.missed(working_set) * rates.waiting_s(part.type_name) * one / every
 
 
 def _bytes_read(facts: ModelFacts, part: Matrices, n_tokens: float) -> float:
@@ -149,10 +160,10 @@ def _experts_touched(facts: ModelFacts, n_tokens: float) -> float:
 
 
 def _attention_s(
-    facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, kept: float, *, is_batch: bool
+    facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, kept: float, *, missed: float | None
 ) -> float:
     """Seconds one thread attends with one new token over the tokens kept, in all layers."""
-    shape, seconds = facts.shape, rates.position_s(settings.kv_cache_dtype, is_batch=is_batch)
+    shape, seconds = facts.shape, rates.position_s(settings.kv_cache_dtype, missed=missed)
     layers = zip(shape.layers, shape.n_head, strict=False)
     return seconds * sum(n_head * _seen(layer, kept) * _width(layer) for layer, n_head in layers)
 
@@ -172,20 +183,8 @@ def _kept_elements(facts: ModelFacts, kept: float) -> float:
 
 
 def _kv_element_bytes(settings: PlannedSettings) -> float:
-    from laya.memory.ggml import kv_cache_type
-
     kind = kv_cache_type(settings.kv_cache_dtype)
     return kind.block_bytes / kind.block
-
-
-def _add_reading(
-    step: _Seconds, rates: MachineRates, settings: PlannedSettings, n_bytes: float, working_set: float
-) -> None:
-    """What is read, from where a working set of this size lies; nothing is lost where it lies in cache."""
-    n_threads = settings.n_threads
-    fast, real = rates.read_bytes_per_s(0, n_threads), rates.read_bytes_per_s(working_set, n_threads)
-    step.hidden += n_bytes / real
-    step.exposed += n_bytes * max(0.0, 1 / real - 1 / fast)
 
 
 def _add_fixed(

@@ -1,7 +1,7 @@
-"""Owns: what a token makes an engine compute with: the weights of a model by type and part. Knows no time and no machine.
+"""Owns: what a token makes an engine compute with: a model's weights by type and part. Knows no time and no machine.
 
-A token passes every matrix of the layers, some experts of a layer that has them, and the output matrix. An embedding is
-looked up, which costs nothing.
+A token passes every matrix of the layers, some experts of a layer that has them, and the output matrix. An embedding
+is looked up, which costs nothing.
 """
 
 from __future__ import annotations
