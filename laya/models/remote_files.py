@@ -33,7 +33,10 @@ _NO_HUB_PAGES = frozenset({"api", "datasets", "docs", "spaces"})
 def remote_model(text: str, client: httpx.Client) -> RemoteModel:
     """What may be read of the model that a text names, as long as the client is open. Raises: DownloadError."""
     allowance = ByteAllowance(MAX_FETCHED_BYTES)
-    page = _hub_source(text)
+    try:
+        page = _hub_source(text)
+    except ValueError as error:
+        raise DownloadError(f"{text} is no address: {error}.") from None
     return _of_hub(page, client, allowance) if page is not None else _of_url(text, client, allowance)
 
 
@@ -46,7 +49,7 @@ def _hub_source(text: str) -> str | None:
     match = _HUB_PAGE.fullmatch(unquote(parts.path))
     if parts.netloc not in hosts or match is None or match["repo"].partition("/")[0] in _NO_HUB_PAGES:
         return None
-    revision = f"@{match['revision']}" if match["revision"] else ""
+    revision = f"@{match['revision']}" if match["revision"] not in (None, "main") else ""
     file = match["file"]
     wanted = f":{file}" if file and file.lower().endswith(".gguf") else f":{SAFETENSORS}" if file else ""
     return f"hf://{match['repo']}{revision}{wanted}"

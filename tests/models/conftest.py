@@ -35,6 +35,7 @@ class ServedFile:
     stop_after: list[int] = field(default_factory=list)  # one entry a GET: bytes sent before the connection breaks
     stall_after: int | None = None  # bytes sent before the server waits for `FileServer.go_on`
     redirect: str | None = None
+    ranges: bool = True  # False: a server that answers a range request with the whole file
 
 
 class FileServer:
@@ -95,24 +96,35 @@ class FileServer:
             handler.send_header("content-length", "0")
             handler.end_headers()
             return
-        start = self._start(handler, file)
-        rest = file.body[start:]
-        handler.send_response(206 if start else 200)
+        start, stop, is_piece = self._piece(handler, file)
+        if is_piece and start >= stop:
+            handler.send_response(416)
+            handler.send_header("content-range", f"bytes */{len(file.body)}")
+            handler.send_header("connection", "close")
+            handler.send_header("content-length", "0")
+            handler.end_headers()
+            return
+        rest = file.body[start:stop]
+        handler.send_response(206 if is_piece else 200)
         handler.send_header("connection", "close")
         handler.send_header("content-type", file.content_type)
         if file.etag:
             handler.send_header("etag", file.etag)
-        if start:
-            handler.send_header("content-range", f"bytes {start}-{len(file.body) - 1}/{len(file.body)}")
+        if is_piece:
+            handler.send_header("content-range", f"bytes {start}-{stop - 1}/{len(file.body)}")
         if not file.chunked:
             handler.send_header("content-length", str(len(rest)))
         handler.end_headers()
         self._send(handler, file, rest)
 
-    def _start(self, handler: BaseHTTPRequestHandler, file: ServedFile) -> int:
-        wanted = re.fullmatch(r"bytes=(\d+)-", handler.headers.get("range", ""))
+    def _piece(self, handler: BaseHTTPRequestHandler, file: ServedFile) -> tuple[int, int, bool]:
+        """Where the answer begins and ends, and whether it is a piece of the file."""
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("range", ""))
         same = handler.headers.get("if-range") in (None, file.etag)
-        return int(wanted[1]) if wanted and same else 0
+        if not (wanted and same and file.ranges):
+            return 0, len(file.body), False
+        stop = min(int(wanted[2]) + 1, len(file.body)) if wanted[2] else len(file.body)
+        return int(wanted[1]), stop, True
 
     def _send(self, handler: BaseHTTPRequestHandler, file: ServedFile, rest: bytes) -> None:
         try:
@@ -138,6 +150,7 @@ def server() -> Iterator[FileServer]:
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("laya.models.download.RETRY_WAIT_S", 0)
+    monkeypatch.setattr("laya.models.ranges.RETRY_WAIT_S", 0)
 
 
 @pytest.fixture
