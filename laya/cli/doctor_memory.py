@@ -13,10 +13,9 @@ from laya.cli.doctor_machine import kernel_text
 from laya.cli.finding import Finding, must_fix, ok, warn
 from laya.cli.fit import Fitter
 from laya.config import Config
-from laya.engines.ceiling_place import look
 from laya.errors import ConfigError
+from laya.gateway.guarding import ceiling_support
 from laya.memory import Budget, Machine, size_text
-from laya.memory.cgroup import mounts
 from laya.models import default_model, entries
 from laya.types import MIB
 
@@ -100,7 +99,7 @@ def _swap_devices(root: Path) -> list[str]:
 def ceiling(root: Path, config: Config) -> Finding:
     """The limit above Laya, and what can hold each engine to its own."""
     facts = Machine(root).facts()
-    support = look([(mount.kind, mount.group) for mount in mounts(root, "memory")], root)
+    support = ceiling_support(root)
     above = facts.cgroup
     seen = f"ceiling: {support.words}" + (
         f"; {size_text(above.limit_bytes)} for all at {above.path}" if above is not None else ""

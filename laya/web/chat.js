@@ -3,7 +3,7 @@
 import { element, write } from "./element.js";
 import { streamChat } from "./server.js";
 
-const AT_END_PX = 40; // so near the end, new text is followed
+const NEAR_END_PX = 120; // who reads here follows new text; who scrolled up is left there
 
 export class Chat {
   constructor({ form, box, send, stop, messages, model }) {
@@ -103,7 +103,7 @@ export class Chat {
 
   follow() {
     const list = this.messages;
-    if (list.scrollHeight - list.scrollTop - list.clientHeight < AT_END_PX * 3) list.scrollTop = list.scrollHeight;
+    if (list.scrollHeight - list.scrollTop - list.clientHeight < NEAR_END_PX) list.scrollTop = list.scrollHeight;
   }
 }
 

@@ -36,8 +36,8 @@ function drawDevice(row, device, state) {
   write(ofOthers, `${size(device.others_bytes)} other programs, ${size(device.total_bytes)} in all`);
   write(limit, `Measured ${size(device.measured_bytes)}. The ceiling follows from: ${device.limit}.`);
   const mark = Math.min(1, (device.others_bytes + device.budget_bytes) / device.total_bytes);
-  const [line_, text] = [row.querySelector(".mark"), row.querySelector(".mark-text")];
-  line_.style.left = text.style.left = `${100 * mark}%`;
+  const text = row.querySelector(".mark-text");
+  row.querySelector(".mark").style.left = text.style.left = `${100 * mark}%`;
   text.style.transform = mark > 0.8 ? "translateX(-100%)" : mark < 0.2 ? "none" : "";
   write(text, `ceiling ${size(device.budget_bytes)}`);
   const bar = row.querySelector(".bar");

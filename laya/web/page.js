@@ -11,7 +11,7 @@ const LOOK_EVERY_MS = 1000;
 const LOOK_SOON_MS = 300; // while something loads or unloads
 
 const part = (id) => document.getElementById(id);
-const models = new Models(part("models"), part("models-said"), lookNow);
+const models = new Models(part("models"), part("models-said"), () => look());
 const chat = new Chat({
   form: part("chat-form"), box: part("message"), send: part("send"), stop: part("stop"),
   messages: part("messages"), model: part("chat-model"),
@@ -46,10 +46,6 @@ async function look() {
   isLooking = false;
   if (!document.hidden) timer = setTimeout(look, isMissed ? 0 : wait);
   isMissed = false;
-}
-
-function lookNow() {
-  look();
 }
 
 function draw(state) {
