@@ -1,4 +1,4 @@
-"""Owns: `python -m laya.bench.rates`: what this machine computes and reads in a second, by the engine's own kernels.
+"""Owns: `laya bench rates`: what this machine computes and reads in a second, by the engine's own kernels.
 
 About fifteen seconds. One thread is timed by its CPU time, which other programs hardly lengthen; all threads by the
 best of several short runs; everything in rounds, so that a disturbance of a second spoils none of it. No model is
@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ from laya.bench.ggml import Graph, Tensors, backend, repack_buffer_type
 from laya.memory import Machine
 from laya.memory.engine_facts import built_in_engine
 from laya.memory.ggml import GGML_TYPES
-from laya.memory.rates import BATCHES, MachineRates
+from laya.memory.rates import BATCHES, MachineRates, hardware_key
 from laya.types import MIB
 
 WEIGHT_TYPES = (
@@ -35,7 +34,7 @@ READ_MIB = (1, 8, 32, 128, 384)  # what is read over and over
 HEADS, HEAD_DIM, KEPT, BATCH = 4, 64, 1024, 128
 DEEP, DEEP_LAYERS = 4096, 8  # caches that come from memory: 32 MiB at f16
 ROUNDS = 4  # the best of each is kept
-ENOUGH_S = 20.0  # on a busy machine one round has to do
+ENOUGH_S = 12.0  # on a busy machine one round has to do
 REPEATS = 2
 REPEATS_ALL = 5  # the best of more, since all threads must be undisturbed at once
 STREAM_MIB = 64  # more than the core's own cache; what is left in a shared one is seen in `reads`
@@ -183,11 +182,6 @@ def _tiny_op_s(n_threads: int) -> float:
             result = graph.add("add", result, other)
         tensors.allocate()
         return _best_s(graph, n_threads) / TINY_OPS
-
-
-def hardware_key(machine: Machine) -> str:
-    """What the figures hold for: processor, cores, engine build."""
-    return f"{machine.facts().cpu_model}, {machine.cores()} cores, xllamacpp {version('xllamacpp')}"
 
 
 if __name__ == "__main__":

@@ -20,20 +20,24 @@ from rich.text import Text
 from laya.cli import doctor_machine, doctor_memory, doctor_power, doctor_setup
 from laya.cli.bundle import write_bundle
 from laya.cli.doctor_gpu import ask_nvidia_smi, gpu, gpu_strain
+from laya.cli.doctor_rates import ensure_measured, speed
 from laya.cli.finding import Finding
 from laya.cli.output import printable
 from laya.config import data_dir
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Bundle = Annotated[bool, typer.Option("--bundle", help="Pack what a helper needs into one file, without secrets.")]
+Measure = Annotated[bool, typer.Option("--measure", help="Measure this machine's speed again, when it is quiet.")]
 Output = Annotated[Path | None, typer.Option("--output", help="The file of --bundle.")]
 
 _STYLES = {"ok": "green", "warn": "yellow", "FIX": "bold red"}
 _SEEN_CHARS = 56  # a shorter line has its command beside it, a longer one below
 
 
-def doctor(as_json: Json = False, bundle: Bundle = False, output: Output = None) -> None:
+def doctor(as_json: Json = False, bundle: Bundle = False, output: Output = None, measure: Measure = False) -> None:
     """Look at this machine and say what to fix, with the command that does it. Exit code 1 when something is."""
+    if not bundle and output is None:
+        ensure_measured(data_dir(os.environ).absolute(), anew=measure)
     findings = examine(Path("/"), os.environ)
     if bundle or output is not None:
         _write_bundle(output or Path(time.strftime("laya-bundle-%Y%m%d-%H%M%S.tar.gz")), findings, as_json)
@@ -70,6 +74,7 @@ def examine(root: Path, environ: Mapping[str, str]) -> list[Finding]:
         doctor_memory.oom_daemon(root),
         doctor_power.power(root),
         doctor_power.temperature(root),
+        speed(home),
         doctor_machine.disk(home),
         gpu(root, config, lambda: cards),
         *gpu_strain(config, lambda: cards),

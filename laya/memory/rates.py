@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from importlib.metadata import version
 
 import msgspec
+
+from laya.memory.machine import Machine
 
 BATCHES = (1, 2, 4, 8, 32, 128)  # tokens computed at once, at which kernels are timed
 
@@ -72,6 +75,11 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
         if missed is None:
             return batch
         return one + missed * max(0.0, self.deep_s.get(kv_type, one) - one)
+
+
+def hardware_key(machine: Machine) -> str:
+    """What rates hold for: processor, cores engines may use, engine build."""
+    return f"{machine.facts().cpu_model}, {machine.cores()} cores, xllamacpp {version('xllamacpp')}"
 
 
 def _at(points: Sequence[tuple[float, float]], x: float) -> float:

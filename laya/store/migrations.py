@@ -44,4 +44,14 @@ _CORRECTIONS = (
     """,
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_CONVERSATIONS, _CORRECTIONS)
+_MACHINE_RATES = (
+    """
+    CREATE TABLE machine_rates (
+        hardware TEXT PRIMARY KEY,
+        document TEXT NOT NULL,
+        measured_s REAL NOT NULL
+    )
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_CONVERSATIONS, _CORRECTIONS, _MACHINE_RATES)

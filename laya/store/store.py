@@ -6,9 +6,10 @@ from types import TracebackType
 
 from laya.store.conversations import ConversationTables
 from laya.store.corrections import CorrectionTables
+from laya.store.rates import RatesTables
 
 
-class Store(ConversationTables, CorrectionTables):
+class Store(ConversationTables, CorrectionTables, RatesTables):
     """`Store(path)` opens or makes the file (mode 0600). Raises StoreError naming the file.
 
     Threads may share a store; each has its own connection, and `close` closes the caller's.
