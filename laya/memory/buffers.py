@@ -2,31 +2,84 @@
 
 from __future__ import annotations
 
+from laya.memory.ggml import kv_cache_type
 from laya.memory.load import Load
 from laya.types import KIB
 
-BOUND_FACTOR = 2  # on the activations of a graph that was not measured
+ROTATED_V = 64  # elements of a value that are rotated together
+BOUND_FACTOR = 2  # on a graph that was not measured
 
 
 def compute(load: Load) -> int:
-    shape, settings = load.facts.shape, load.settings
-    n_head_kv = max(shape.n_head_kv, default=0)
-    k, v = n_head_kv * shape.head_dim_k, n_head_kv * shape.head_dim_v
-    q = max(shape.n_head, default=0) * max(shape.head_dim_k, shape.head_dim_v)
-    widths = shape.recurrent
+    """The graph of one batch on the CPU: its widest point, or its logits, and what attention needs beside it."""
+    shape, n_ubatch = load.facts.shape, load.settings.n_ubatch
+    feed_forward = 4 * n_ubatch * _feed_forward_width(load)
+    attention = 4 * n_ubatch * _attention_width(load)
+    layer = max(feed_forward, attention, _recurrence(load))
+    logits = 4 * load.output_rows * shape.n_vocab + 4 * n_ubatch * 5 * shape.n_embd
+    graph = max(layer, logits) + _masks(load) + _rotations(load)
+    return graph * (BOUND_FACTOR if shape.bound else 1) + _copy(load) + 64 * KIB
+
+
+def _feed_forward_width(load: Load) -> int:
+    """Elements of one token at the widest point of a feed-forward layer."""
+    shape = load.facts.shape
     used, expert = shape.n_expert_used, shape.n_ff_expert
     experts = max(3 * used * expert, used * (shape.n_embd + expert), 3 * shape.n_ff_shared)
     dense = {3: 3 * shape.n_ff, 2: shape.n_embd + shape.n_ff}.get(load.facts.n_ff_matrices, 0)
-    feed_forward = 5 * shape.n_embd + max(dense, experts)
-    attention = 2 * q + k + v + 5 * shape.n_embd
-    recurrent = 4 * (widths.inner + 2 * widths.groups * widths.state)
-    layer = max(feed_forward, attention + recurrent) * (BOUND_FACTOR if shape.bound else 1)
-    activations = 4 * settings.n_ubatch * layer
-    logits = 4 * load.output_rows * shape.n_vocab + 4 * settings.n_ubatch * 5 * shape.n_embd
-    mask = 2 * settings.n_ubatch * settings.slot_tokens * (BOUND_FACTOR if shape.bound else 1)
-    # Attention computes in f16: an f32 cache is copied, one layer at a time.
-    copies = 2 * load.cells * (k + v) if settings.kv_cache_dtype == "f32" else 0
-    return max(activations, logits) + mask + copies + 64 * KIB
+    return 5 * shape.n_embd + max(dense, experts)
+
+
+def _attention_width(load: Load) -> int:
+    """Elements of one token at the widest point of attention."""
+    shape, n_head = load.facts.shape, max(load.facts.shape.n_head, default=0)
+    q = n_head * max(shape.head_dim_k, shape.head_dim_v)
+    if shape.head_dim_v_mla:
+        # Queries are brought to the width of the compressed cache; what was read from it is expanded again.
+        return 2 * q + n_head * shape.head_dim_v_mla + 5 * shape.n_embd
+    # An encoder computes keys and values too, though it keeps none.
+    dense = max(shape.n_head_kv, default=0) * (shape.head_dim_k + shape.head_dim_v)
+    kept = max((layer.k + layer.v for layer in shape.layers), default=0)
+    return (3 if _is_rotated(load) else 2) * q + max(dense, kept) + 5 * shape.n_embd
+
+
+def _is_rotated(load: Load) -> bool:
+    """Whether keys, values and queries are rotated, as they are for a quantized cache that is not compressed."""
+    return kv_cache_type(load.settings.kv_cache_dtype).block > 1 and not load.facts.shape.head_dim_v_mla
+
+
+def _recurrence(load: Load) -> int:
+    """Bytes at the widest point of a recurrent layer: a batch of inputs, and the state before and after it."""
+    shape, widths = load.facts.shape, load.facts.shape.recurrent
+    if not shape.is_recurrent:
+        return 0
+    inputs = 5 * shape.n_embd + 4 * (widths.inner + 2 * widths.groups * widths.state)
+    state = max(layer.conv + layer.state for layer in shape.layers)
+    return 4 * load.settings.n_ubatch * inputs + 4 * 2 * load.settings.max_num_seqs * state
+
+
+def _masks(load: Load) -> int:
+    """f16, a batch by the tokens of one stream: one for layers that see all, one for those that look back a window."""
+    layers, is_encoder = load.facts.shape.layers, not load.facts.shape.is_causal
+    sees_all = is_encoder or any(layer.k and not layer.window for layer in layers)
+    all_tokens = load.settings.slot_tokens if sees_all else 0
+    return 2 * load.settings.n_ubatch * (all_tokens + load.window_cells // load.n_streams)
+
+
+def _rotations(load: Load) -> int:
+    """f32 matrices that rotate keys (as wide as a power of two divides a head) and values, for each of the caches."""
+    if not _is_rotated(load):
+        return 0
+    layers, head = load.facts.shape.layers, load.facts.shape.head_dim_k
+    n_caches = len({bool(layer.window) for layer in layers if layer.k})
+    return n_caches * 4 * ((head & -head) ** 2 + ROTATED_V**2)
+
+
+def _copy(load: Load) -> int:
+    """Attention computes in f16: an f32 cache is copied, one layer at a time."""
+    if load.settings.kv_cache_dtype != "f32":
+        return 0
+    return 2 * max((load.cells_of(layer) * (layer.k + layer.v) for layer in load.facts.shape.layers), default=0)
 
 
 def output(load: Load) -> int:

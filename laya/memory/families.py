@@ -95,9 +95,10 @@ ENCODERS = frozenset({"bert", "dream", "eurobert", "gemma-embedding", "jina-bert
 # What a plan of these architectures says of cache and state is exact to the byte.
 KNOWN = DENSE | LATENT | HYBRID | ENCODERS | frozenset(WINDOWS) | frozenset(RECURRENT)
 
-# Architectures whose graph was measured on a CPU: one kind of attention, dense or with experts.
+# Architectures whose graph was measured on a CPU.
 _MEASURED = """
-arcee baichuan bert command-r exaone falcon gemma glm4 gpt2 gptneox granite granitemoe internlm2 llama minicpm mistral3
-nemotron olmo2 olmoe orion phi2 phi3 qwen2 qwen2moe qwen3 qwen3moe smollm3 stablelm starcoder2 xverse
+arcee baichuan bert command-r deepseek2 exaone falcon gemma gemma2 gemma3 glm4 gpt-oss gpt2 gptneox granite granitemoe
+internlm2 lfm2 llama mamba2 minicpm mistral3 nemotron olmo2 olmoe orion phi2 phi3 qwen2 qwen2moe qwen3 qwen35 qwen3moe
+smollm3 stablelm starcoder2 xverse
 """
 MEASURED = frozenset(_MEASURED.split())
