@@ -79,8 +79,13 @@ function askForKey(why) {
 
 part("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  useKey(part("key").value.trim(), part("keep-key").checked);
+  const key = part("key").value.trim();
   part("key").value = "";
+  if (!/^[\x21-\x7e]+$/.test(key)) {
+    askForKey("That is no key: it has characters that no key has.");
+    return;
+  }
+  useKey(key, part("keep-key").checked);
   look();
 });
 part("forget-key").addEventListener("click", () => {
