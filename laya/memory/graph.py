@@ -13,6 +13,7 @@ from laya.types import KIB
 
 MARGIN = 1.05  # on the widths, which are fitted to the logs they are tested on
 PIPELINE_COPIES = 4  # of the inputs, where layers are split over several GPUs
+POSITIONS = 4  # of a token, in models that have several
 ALLOCATOR_BYTES = 64 * KIB
 
 
@@ -33,8 +34,8 @@ def gpu_compute(load: Load, n_gpus: int = 1) -> int:
 
 
 def host_compute(load: Load) -> int:
-    """Host memory for the inputs of a graph that runs on GPUs: masks, and embeddings in and out."""
-    return _masks(load) + 4 * load.settings.n_ubatch * 2 * load.facts.shape.n_embd + ALLOCATOR_BYTES
+    """Host memory for the inputs of a graph that runs on GPUs: masks, positions, and embeddings in and out."""
+    return _masks(load) + 4 * load.settings.n_ubatch * (2 * load.facts.shape.n_embd + POSITIONS) + ALLOCATOR_BYTES
 
 
 def _masks(load: Load) -> int:
