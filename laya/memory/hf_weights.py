@@ -19,8 +19,9 @@ from laya.memory.safetensors import DTYPE_BITS, SafeTensor
 from laya.memory.shape import ModelShape
 from laya.memory.weights import INPUT_LAYER, WeightGroup
 
-# What stands before the number of a layer, the number, and what follows without the number of an expert.
-_NUMBERED = re.compile(r"(.*?\b(?:layers|layer|h|blocks|block)\.)(\d+)\.(?:[^.]+\.)?(experts\.)?(?:\d+\.)?(.*)")
+_LAYERS, _EXPERTS = ".layers.", ".experts."
+# What stands before the number of a layer, the number, and what follows.
+_NUMBERED = re.compile(r"(.*?\b(?:layers|layer|h|blocks|block)\.)(\d+)\.(.*)")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight",
                "embed_in.weight", "embeddings.weight", "embedding.weight")  # fmt: skip
 _OUTPUTS = ("lm_head.weight", "embed_out.weight", "output.weight")
@@ -54,38 +55,47 @@ class HfWeights(msgspec.Struct, frozen=True, kw_only=True):
     is_computed: bool  # True: from the config alone
 
 
-class _Kind:
-    """Tensors that differ only in the numbers of their layer and expert."""
+class _Kind(msgspec.Struct):
+    """Tensors of one layer that differ only in the number of their expert."""
 
-    __slots__ = ("dtype", "is_expert", "layers", "n_bytes", "n_tensors", "name", "rank")
-
-    def __init__(self, name: str, dtype: str, rank: int, is_expert: bool) -> None:
-        self.name = name  # without its numbers
-        self.dtype = dtype
-        self.rank = rank
-        self.is_expert = is_expert
-        self.n_tensors = self.n_bytes = 0
-        self.layers: dict[int, int] = {}  # number of the layer, -1 outside of one -> bytes
+    name: str  # without its numbers
+    layer: int  # -1 outside of one
+    dtype: str
+    rank: int
+    is_expert: bool
+    n_tensors: int
+    n_bytes: int
 
 
 def _kinds(tables: Iterable[dict[str, SafeTensor]]) -> list[_Kind]:
-    """The tensors by kind, of which a model has a hundred where it has a hundred thousand tensors."""
-    kinds: dict[tuple[str, str, str | None, str, int], _Kind] = {}
-    numbered = _NUMBERED.match
+    """The tensors by kind, of which a model has a thousand where it has a hundred thousand tensors."""
+    sums: dict[tuple[str, str, str, str, int], list[int]] = {}
     for tensors in tables:
         for name, tensor in tensors.items():
-            found = numbered(name)
-            before, layer, expert, after = found.groups() if found is not None else (name, "-1", None, "")
-            key = (before, after, expert, tensor.dtype, len(tensor.shape))
-            kind = kinds.get(key)
-            if kind is None:
-                kind = kinds[key] = _Kind(before + after, tensor.dtype, len(tensor.shape), expert is not None)
+            before, _, after = name.partition(_LAYERS)
+            # An expert's number is cut out; this loop is most of the time that a plan of a large model takes.
+            place, marker, rest = after.partition(_EXPERTS)
+            if marker:
+                number, _, tail = rest.partition(".")
+                place, rest = place + marker, tail if number.isdigit() else rest
             first, last = tensor.data_offsets
-            kind.n_tensors += 1
-            kind.n_bytes += last - first
-            number = int(layer)
-            kind.layers[number] = kind.layers.get(number, 0) + last - first
-    return list(kinds.values())
+            key = (before, place, rest, tensor.dtype, len(tensor.shape))
+            found = sums.get(key)
+            if found is None:
+                sums[key] = [1, last - first]
+            else:
+                found[0] += 1
+                found[1] += last - first
+    return [_kind(*key, *found) for key, found in sums.items()]
+
+
+def _kind(before: str, place: str, rest: str, dtype: str, rank: int, n_tensors: int, n_bytes: int) -> _Kind:
+    """before: what stands before ".layers."; place and rest: what follows, cut at the experts."""
+    is_expert = place.endswith(_EXPERTS)
+    numbered = _NUMBERED.match(f"{before}{_LAYERS}{place}{rest}" if place else before)
+    layer = int(numbered[2]) if numbered else -1
+    name = numbered[1] + numbered[3] if numbered else before
+    return _Kind(name, layer, dtype, rank, is_expert, n_tensors, n_bytes)
 
 
 def weights_of(tables: Iterable[dict[str, SafeTensor]], shape: ModelShape) -> HfWeights:
@@ -98,11 +108,10 @@ def weights_of(tables: Iterable[dict[str, SafeTensor]], shape: ModelShape) -> Hf
         by_dtype[kind.dtype] = by_dtype.get(kind.dtype, 0) + kind.n_bytes
     dense, experts, nextn = [0] * shape.n_layer, [0] * shape.n_layer, 0
     for kind in in_model:
-        for number, n_bytes in kind.layers.items():
-            if number >= shape.n_layer or _NEXTN.match(kind.name):
-                nextn += n_bytes
-            elif number >= 0:
-                (experts if kind.is_expert else dense)[number] += n_bytes
+        if kind.layer >= shape.n_layer or _NEXTN.match(kind.name):
+            nextn += kind.n_bytes
+        elif kind.layer >= 0:
+            (experts if kind.is_expert else dense)[kind.layer] += kind.n_bytes
     is_packed = any(kind.dtype in _PACKED for kind in matrices)
     return HfWeights(
         total_bytes=sum(kind.n_bytes for kind in kinds),

@@ -127,11 +127,16 @@ def _tensors(source: ByteSource, text: bytes) -> dict[str, SafeTensor]:
     except (msgspec.DecodeError, RecursionError) as error:
         raise _fault(source, f"is corrupt: its header is no table of tensors ({error})") from None
     tensors.pop("__metadata__", None)
+    sizes: dict[tuple[str, tuple[int, ...]], int] = {}
     for name, tensor in tensors.items():
         first, last = tensor.data_offsets
-        bits = DTYPE_BITS.get(tensor.dtype)
-        # Shape, offsets and file must agree; of a type newer than the table the offsets alone tell.
-        if not first <= last <= data_bytes or (bits and -(-prod(tensor.shape) * bits // 8) != last - first):
+        key = (tensor.dtype, tensor.shape)
+        n_bytes = sizes.get(key)
+        if n_bytes is None:
+            # Of a type newer than the table the offsets alone tell.
+            bits = DTYPE_BITS.get(tensor.dtype)
+            n_bytes = sizes[key] = -(-prod(tensor.shape) * bits // 8) if bits else last - first
+        if last - first != n_bytes or not first <= last <= data_bytes:
             raise _disagreement(source, name, tensor, data_bytes)
     return tensors
 

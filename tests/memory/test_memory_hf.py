@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hf_models import CONFIGS, PARAMETERS, facts_of_config, safetensors_header, table_of, write_model, write_safetensors
 
+from laya.bench import plan_terabyte_hf
 from laya.errors import BadModelFile
 from laya.memory import Budget, facts_of_hf, plan_source
 from laya.memory.caches import kv_by_layer, state_by_layer
@@ -285,28 +284,9 @@ def test_deep_nesting_and_empty_tables_are_refused(tmp_path: Path) -> None:
         facts_of_hf(tmp_path)
 
 
-_MEASURE = """
-import resource, sys
-from pathlib import Path
-from laya.memory import Budget, plan_source
-from laya.types import GIB, AskedSettings
-budget = Budget(bytes=GIB, limit="test", memory_bytes=GIB)
-plan = plan_source(Path(sys.argv[1]), AskedSettings(), budget, model_id="big")
-print(plan.devices[0].terms["weights"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
 def test_a_terabyte_is_planned_in_little_memory(tmp_path: Path) -> None:
-    """61 layers of 384 experts in 120 files: 70 000 tensors, their weights holes in the files."""
-    figures = SMALL_MOE | {
-        "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 64, "num_key_value_heads": 8,
-        "intermediate_size": 18432, "num_experts": 384, "moe_intermediate_size": 2048, "vocab_size": 163840,
-    }  # fmt: skip
-    total = write_model(tmp_path / "big", figures, table_of(figures, "F8_E4M3"), n_files=120)
-    assert total > 1e12
-    told = subprocess.run(
-        [sys.executable, "-c", _MEASURE, str(tmp_path / "big")], capture_output=True, text=True, check=True
-    )
-    weights, peak_kib = map(int, told.stdout.split())
-    assert weights == total
-    assert peak_kib < 200 * 1024
+    total = plan_terabyte_hf.write_model(tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) == plan_terabyte_hf.N_FILES
+    planned = plan_terabyte_hf.plan_in_a_fresh_process(tmp_path)
+    assert planned["weights_bytes"] == total > 10**12
+    assert planned["peak_mib"] < 200
