@@ -59,7 +59,7 @@ def support() -> CeilingSupport:
 
 @pytest.fixture
 def make_limited(support: CeilingSupport) -> Iterator[Callable[[int], Group]]:
-    """`make_limited(bytes)`: a group below our own."""
+    """`make_limited(bytes)`: a group below our own. Named before `serve`, so that what runs inside ends first."""
     assert support.folder is not None
     made: list[Path] = []
 

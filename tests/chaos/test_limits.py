@@ -1,0 +1,115 @@
+"""A small group of 1 GiB: the settings that froze an article's author his machine, and a real task to its end."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from laya.types import GIB, MIB
+from tests.conftest import ROOT, RunningServer
+
+from .conftest import Group, chat
+
+Serve = Callable[..., RunningServer]
+MakeLimited = Callable[[int], Group]
+MakeModels = Callable[..., list[Path]]
+
+ARTICLE = """
+version: 1
+max_seq_len: 32768
+max_num_seqs: 8
+enable_streaming: true
+models:
+  article: {{source: {model}}}
+"""
+READER = """
+version: 1
+n_threads: 1
+max_seq_len: 4096
+models:
+  reader: {{source: {model}}}
+"""
+N_FILES = 20
+N_LONG = 2  # longer than the model's window
+WORDS = ("river", "stone", "bread", "winter", "market", "garden", "letter", "harbour", "clock", "bridge")
+
+
+def measured_mib(server: RunningServer, model_id: str) -> float:
+    models: list[dict[str, Any]] = server.state()["models"]  # type: ignore[assignment]
+    peak_bytes: int = next(model["measured_bytes"] for model in models if model["id"] == model_id)
+    return peak_bytes / MIB
+
+
+def test_article_settings_are_refused_where_they_do_not_fit_and_what_is_suggested_loads(
+    make_limited: MakeLimited, serve: Serve, make_models: MakeModels
+) -> None:
+    (model,) = make_models(1, n_layer=16)  # 4 GiB of KV cache at f16
+    group = make_limited(GIB)
+    server = serve(config=ARTICLE.format(model=model), group=group)
+    refused = chat(server, "article")
+    error = refused.json()["error"]
+    print(f"\n32768 x 8 in 1 GiB: {refused.status_code} {error['message']}")
+    assert (refused.status_code, error["code"]) == (422, "insufficient_memory")
+    assert error["need_bytes"] > error["available_bytes"] and error["suggestions"]
+    server.stop()
+    for flags in error["suggestions"]:
+        server = serve(*flags.split(), config=ARTICLE.format(model=model), group=group)
+        answer = chat(server, "article")
+        print(f"  {flags}: {answer.status_code}, {measured_mib(server, 'article'):.0f} MiB measured")
+        assert answer.status_code == 200, answer.text
+        server.stop()
+    print(f"  the group held {group.peak_bytes / MIB:.0f} of 1024 MiB at most, {group.kills()} killed")
+    assert group.kills() == 0
+
+
+def test_article_settings_load_where_a_smaller_cache_makes_them_fit(
+    make_limited: MakeLimited, serve: Serve, make_models: MakeModels
+) -> None:
+    (model,) = make_models(1, n_layer=4)  # 1 GiB of KV cache at f16
+    group = make_limited(GIB)
+    server = serve(config=ARTICLE.format(model=model), group=group)
+    answer = chat(server, "article")
+    print(f"\n32768 x 8 of a smaller model: {answer.status_code}, {measured_mib(server, 'article'):.0f} MiB measured")
+    assert answer.status_code == 200, answer.text
+    server.stop()
+    print(f"  the group held {group.peak_bytes / MIB:.0f} of 1024 MiB at most, {group.kills()} killed")
+    assert group.kills() == 0
+
+
+def test_folder_of_long_files_is_summarized_to_the_end(
+    make_limited: MakeLimited, serve: Serve, make_models: MakeModels, tmp_path: Path
+) -> None:
+    draw = random.Random(7)
+    n_bytes = 0
+    for number in range(N_FILES):
+        text = " ".join(draw.choices(WORDS, k=6000 if number < N_LONG else 1500))
+        n_bytes += (tmp_path / f"note{number:02}.txt").write_text(text)
+    (model,) = make_models(1, n_layer=2)
+    group = make_limited(GIB)
+    server = serve(config=READER.format(model=model), group=group)
+    done = subprocess.run(
+        [
+            sys.executable,
+            ROOT / "examples/tasks/summarize_folder.py",
+            tmp_path,
+            "--model",
+            "reader",
+            "--answer-tokens",
+            "16",
+        ],
+        env=os.environ | {"LAYA_URL": server.url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    print(f"\n{n_bytes} bytes: {done.stdout.splitlines()[-1]}; {measured_mib(server, 'reader'):.0f} MiB measured")
+    server.stop()
+    print(f"  the group held {group.peak_bytes / MIB:.0f} of 1024 MiB at most, {group.kills()} killed")
+    assert f"{N_FILES} files in" in done.stdout
+    assert group.kills() == 0
