@@ -25,6 +25,7 @@ from laya.memory.machine import Budget, Machine, MachineFacts
 from laya.memory.plan_source import plan_source
 from laya.memory.planner import Model
 from laya.memory.pressure import PressureMeter, PressureTrigger
+from laya.memory.rates import MachineRates
 from laya.memory.shape import ModelShape
 from laya.memory.sizes import size_text
 from laya.memory.vllm import plan_vllm
@@ -45,6 +46,7 @@ __all__ = [
     "Ledger",
     "Machine",
     "MachineFacts",
+    "MachineRates",
     "ModelFacts",
     "ModelShape",
     "PressureMeter",
@@ -67,10 +69,17 @@ __all__ = [
 
 
 def plan_file(
-    path: Path, asked: AskedSettings, budget: Budget, *, model_id: str, engine: EngineFacts | None = None
+    path: Path,
+    asked: AskedSettings,
+    budget: Budget,
+    *,
+    model_id: str,
+    engine: EngineFacts | None = None,
+    rates: MachineRates | None = None,
 ) -> Plan:
     """The plan of a GGUF model, from its header and those of its draft and projector.
 
+    rates: how fast this machine is; with them `max_num_seqs: auto` grows where that gains.
     Raises BadModelFile naming the file, ConfigError for settings that no memory could give.
     """
     model = Model(
@@ -81,7 +90,7 @@ def plan_file(
         draft=read_facts(asked.draft_path) if asked.draft_path else None,
         projector_bytes=_file_bytes(asked.mmproj_path) if asked.mmproj_path else 0,
     )
-    return fit(model, asked, budget)
+    return fit(model, asked, budget, rates)
 
 
 def plan_before_download(

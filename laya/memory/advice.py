@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from laya.memory.limits import is_within, limits_of, totals
 from laya.memory.machine import Budget
-from laya.memory.planner import Choice, Model, kv_types_for, need_bytes
+from laya.memory.placement import CPU
+from laya.memory.planner import Choice, Model, decide, kv_types_for, need_bytes, price
 from laya.memory.sizes import size_text
 from laya.types import GIB, MIB, AskedSettings, Suggestion
 
@@ -15,6 +17,7 @@ MAX_SUGGESTIONS = 4
 SHORTEST_TOKENS = 256
 BUDGET_STEP_BYTES = 10 * MIB
 RULE_SEQS, RULE_SHARE = 2, 0.8  # at this many sequences the need must stay below this share of the memory
+CARD_GIB = (8, 12, 16, 24, 32, 48, 80, 96, 141, 192)
 SOLD_GIB = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
@@ -33,8 +36,8 @@ def suggestions(model: Model, asked: AskedSettings, wanted: Choice, budget: Budg
     """Up to four changes of `wanted` that fit, the least intrusive first; raising the user's own budget comes last."""
     found: dict[str, Suggestion] = {}
     for change in _changes(model, asked, wanted, budget):
-        flags, need = _tried(model, asked, wanted, change)
-        if flags and need <= budget.bytes:
+        flags, need, fits = _tried(model, asked, wanted, change, budget)
+        if flags and fits:
             found.setdefault(flags, Suggestion(flags=flags, total_bytes=need, note=change.note))
     chosen = list(found.values())[:MAX_SUGGESTIONS]
     for suggestion in _larger_budgets(model, asked, wanted, budget):
@@ -69,7 +72,7 @@ def _longest(
     tokens = 1 << max(wanted.max_seq_len - 1, 1).bit_length() - 1
     while tokens >= SHORTEST_TOKENS and steps:
         shorter = msgspec.structs.replace(change, max_seq_len=tokens, note=f"{change.note}, {tokens} tokens each")
-        if _tried(model, asked, wanted, shorter)[1] <= budget.bytes:
+        if _tried(model, asked, wanted, shorter, budget)[2]:
             yield shorter
             steps -= 1
         tokens //= 2
@@ -82,13 +85,15 @@ def _pools(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget) -
     while pool >= 2 * wanted.max_seq_len:
         pool //= 2
         change = _Change(note=f"all sequences share {pool} tokens", kv_pool_tokens=pool)
-        if _tried(model, asked, wanted, change)[1] <= budget.bytes:
+        if _tried(model, asked, wanted, change, budget)[2]:
             yield change
             return
 
 
-def _tried(model: Model, asked: AskedSettings, wanted: Choice, change: _Change) -> tuple[str, int]:
-    """The change as flags, and what it needs."""
+def _tried(
+    model: Model, asked: AskedSettings, wanted: Choice, change: _Change, budget: Budget
+) -> tuple[str, int, bool]:
+    """The change as flags, what it needs, and whether it fits."""
     choice = Choice(
         max_num_seqs=change.max_num_seqs or wanted.max_num_seqs,
         max_seq_len=change.max_seq_len or wanted.max_seq_len,
@@ -101,7 +106,8 @@ def _tried(model: Model, asked: AskedSettings, wanted: Choice, change: _Change) 
         flags.append("--no-mmap")
     if change.kv_pool_tokens:
         flags.append(f"--kv-pool-tokens {change.kv_pool_tokens}")
-    return " ".join(flags), need_bytes(model, settings, choice)
+    priced = price(model, decide(model, settings, choice))
+    return " ".join(flags), sum(totals(priced).values()), is_within(priced, limits_of(model, settings, budget))
 
 
 def _flags(choice: Choice, wanted: Choice) -> list[str]:
@@ -135,6 +141,8 @@ def _larger_budgets(model: Model, asked: AskedSettings, wanted: Choice, budget: 
 def verdict(model: Model, asked: AskedSettings, chosen: Choice, budget: Budget) -> str:
     """The hardware rule in one line: two sequences at this context must stay below 80 % of the memory."""
     two = msgspec.structs.replace(chosen, max_num_seqs=RULE_SEQS)
+    if model.gpu_free_bytes:
+        return _card_verdict(model, asked, two)
     need = need_bytes(model, asked, two)
     text = f"{RULE_SEQS} sequences of {chosen.max_seq_len} tokens need {size_text(need)}"
     memory = size_text(budget.memory_bytes)
@@ -146,3 +154,19 @@ def verdict(model: Model, asked: AskedSettings, chosen: Choice, budget: Budget) 
     sold = next((size for size in SOLD_GIB if size >= wanted_gib), None)
     buy = f"{sold} GiB of memory" if sold else "more memory than one machine has"
     return f"{text}, more than 80 % of {memory}: {buy}, or a smaller model or context"
+
+
+def _card_verdict(model: Model, asked: AskedSettings, two: Choice) -> str:
+    """The same rule for all layers on the cards."""
+    used = totals(price(model, decide(model, msgspec.structs.replace(asked, gpu_layers=None), two)))
+    need, cards = sum(n_bytes for device, n_bytes in used.items() if device != CPU), sum(model.gpu_free_bytes)
+    text = f"{RULE_SEQS} sequences of {two.max_seq_len} tokens need {size_text(need)} of the cards' {size_text(cards)}"
+    if need <= RULE_SHARE * cards:
+        return f"{text}: these cards are enough (rule: below 80 %)"
+    return f"{text}, more than 80 %: {card_text(need / RULE_SHARE)}, or a smaller model or context"
+
+
+def card_text(n_bytes: float) -> str:
+    """The smallest card of those sold that has so many bytes, in words."""
+    sold = next((size for size in CARD_GIB if size * GIB >= n_bytes), None)
+    return f"a {sold} GB card" if sold else f"more than one card of {CARD_GIB[-1]} GB"

@@ -1,4 +1,4 @@
-"""Owns: the search from what was asked to what fits, in the fixed order sequences, context, KV type, with its reasons.
+"""Owns: the search from what was asked to what fits: sequences, context, KV type, layers on GPUs, with its reasons.
 
 What the user set is never changed: when the rest cannot make it fit, the plan says so and suggests. Pure.
 """
@@ -11,11 +11,16 @@ from itertools import pairwise
 import msgspec
 
 from laya.memory.advice import suggestions, verdict
+from laya.memory.growth import grown
+from laya.memory.limits import Limits, is_within, limits_of, tightest
 from laya.memory.machine import Budget
-from laya.memory.planner import Choice, Model, check_asked, decide, kv_types_for, need_bytes, price
+from laya.memory.placement import CPU
+from laya.memory.planner import Choice, Model, check_asked, decide, kv_types_for, price
+from laya.memory.rates import MachineRates
 from laya.memory.sizes import size_text
 from laya.types import AskedSettings, DevicePlan, Plan
 
+DEFAULT_REASON = "the default; each sequence costs a KV cache of its own"
 DEFAULT_NUM_SEQS = 2  # one person and one program; each further one costs the whole KV cache again
 AIM_TOKENS = {"chat": 32768, "embed": 2048, "rerank": 2048}
 FLOOR_TOKENS = {"chat": 4096, "embed": 512, "rerank": 512}
@@ -52,52 +57,96 @@ def auto_lengths(model: Model, asked: AskedSettings) -> list[int]:
     return lengths
 
 
-def fit(model: Model, asked: AskedSettings, budget: Budget) -> Plan:
-    """The first choice that fits, or the smallest with `fits` False. Raises ConfigError for impossible settings."""
+class _Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice with what it costs; `asked` says how many layers lie on GPUs."""
+
+    asked: AskedSettings
+    choice: Choice
+    priced: dict[str, dict[str, int]]
+
+
+def fit(model: Model, asked: AskedSettings, budget: Budget, rates: MachineRates | None = None) -> Plan:
+    """The first choice that fits, or the smallest with `fits` False. Raises ConfigError for impossible settings.
+
+    rates: with them, `max_num_seqs: auto` also grows where more sequences gain and memory is spare.
+    """
     check_asked(model, asked)
-    tried: list[tuple[Choice, int]] = []
-    for choice in choices(model, asked):
-        tried.append((choice, need_bytes(model, asked, choice)))
-        if tried[-1][1] <= budget.bytes:
+    limits = limits_of(model, asked, budget)
+    tried: list[_Tried] = []
+    for settings, choice in _candidates(model, asked):
+        priced = price(model, decide(model, settings, choice))
+        tried.append(_Tried(asked=settings, choice=choice, priced=priced))
+        if is_within(priced, limits):
             break
-    chosen, need = tried[-1]
-    fits = need <= budget.bytes
-    settings = decide(model, asked, chosen)
-    wanted = tried[0][0]
+    chosen, wanted = tried[-1], tried[0].choice
+    fits = is_within(chosen.priced, limits)
+    reasons = _reasons(model, asked, tried, limits)
+    if len(tried) == 1 and fits and _may_grow(model, asked):
+        growth = grown(model, asked, chosen.choice, budget, rates)
+        chosen = _Tried(asked=asked, choice=growth.choice, priced=price(model, decide(model, asked, growth.choice)))
+        has_grown = growth.choice != wanted
+        reasons["max_num_seqs"] = growth.reason if has_grown else f"{DEFAULT_REASON}; {growth.reason}"
     return Plan(
         model=model.id,
         fits=fits,
         devices=[
-            DevicePlan(device=device, budget_bytes=budget.bytes, terms=terms, total_bytes=sum(terms.values()))
-            for device, terms in price(model, settings).items()
+            DevicePlan(device=device, budget_bytes=limits[device], terms=terms, total_bytes=sum(terms.values()))
+            for device, terms in chosen.priced.items()
         ],
-        settings=settings,
-        reasons=_reasons(model, asked, tried, budget),
+        settings=decide(model, chosen.asked, chosen.choice),
+        reasons=reasons,
         suggestions=[] if fits else suggestions(model, asked, wanted, budget),
-        verdict=verdict(model, asked, chosen, budget),
+        verdict=verdict(model, asked, chosen.choice, budget),
         exact=model.shape.bound is None,
-        notes=_notes(model, asked, chosen),
+        notes=_notes(model, asked, chosen.choice),
     )
 
 
-def _reasons(model: Model, asked: AskedSettings, tried: list[tuple[Choice, int]], budget: Budget) -> dict[str, str]:
-    chosen = tried[-1][0]
+def _may_grow(model: Model, asked: AskedSettings) -> bool:
+    """Whether the speed model says anything of more sequences: chat, on the CPU, as many slots as sequences."""
+    is_open = asked.max_num_seqs is None and asked.kv_pool_tokens is None
+    return is_open and asked.task == "chat" and not model.gpu_free_bytes
+
+
+def _candidates(model: Model, asked: AskedSettings) -> Iterator[tuple[AskedSettings, Choice]]:
+    """Every choice in the order it is tried, then fewer layers on the GPUs."""
+    choice = None
+    for choice in choices(model, asked):
+        yield asked, choice
+    if choice is None or not model.gpu_free_bytes or asked.gpu_layers is not None:
+        return
+    for n_layers in range(model.shape.n_layer, -1, -1):
+        yield msgspec.structs.replace(asked, gpu_layers=n_layers), choice
+
+
+def _reasons(model: Model, asked: AskedSettings, tried: list[_Tried], limits: Limits) -> dict[str, str]:
+    chosen = tried[-1].choice
     reasons = {}
     if asked.max_num_seqs is None:
-        reasons["max_num_seqs"] = "the default; each sequence costs a KV cache of its own"
+        reasons["max_num_seqs"] = DEFAULT_REASON
     if asked.max_seq_len is None:
         reasons["max_seq_len"] = _length_reason(model, asked, chosen.max_seq_len)
     if asked.kv_cache_dtype is None:
         reasons["kv_cache_dtype"] = "the default; nothing is lost"
-    for (before, need), (after, _) in pairwise(tried):
-        name = next(name for name in Choice.__struct_fields__ if getattr(before, name) != getattr(after, name))
-        reasons[name] = (
-            f"instead of {getattr(tried[0][0], name)}: {_choice_text(before)} would need {size_text(need)} of "
-            f"{size_text(budget.bytes)}"
-        )
+    if asked.gpu_layers is None and model.gpu_free_bytes:
+        reasons["gpu_layers"] = "all, and the output matrix"
+    for before, after in pairwise(tried):
+        device, need, limit = tightest(before.priced, limits)
+        words = f"{_choice_text(before.choice)} would need {size_text(need)} of {size_text(limit)}"
+        where = "" if device == CPU else f" on {device}"
+        if before.asked != after.asked:
+            every = model.shape.n_layer + 1
+            reasons["gpu_layers"] = f"instead of {every}: {before.asked.gpu_layers or every} layers, {words}{where}"
+            continue
+        name = next(name for name in Choice.__struct_fields__ if _differs(name, before.choice, after.choice))
+        reasons[name] = f"instead of {getattr(tried[0].choice, name)}: {words}{where}"
     if asked.n_threads is None:
         reasons["n_threads"] = "the cores that are available"
     return reasons
+
+
+def _differs(name: str, one: Choice, other: Choice) -> bool:
+    return bool(getattr(one, name) != getattr(other, name))
 
 
 def _length_reason(model: Model, asked: AskedSettings, tokens: int) -> str:
