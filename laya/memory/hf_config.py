@@ -64,7 +64,7 @@ class HfConfig:
     def has(self, *names: str) -> bool:
         return self.get(*names) is not None
 
-    def number(self, *names: str, default: int | None = None, most: int = MAX_WIDTH) -> int:
+    def number(self, *names: str, default: int | None = None, least: int = 0, most: int = MAX_WIDTH) -> int:
         """A count under any of these keys; the largest where it is one per layer."""
         value = self.get(*names)
         if isinstance(value, list) and value:
@@ -73,7 +73,7 @@ class HfConfig:
             return default
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not _is_count(value, most):
+        if not _is_count(value, most) or value < least:
             self._bad(names, value)
         return int(value)
 
@@ -106,6 +106,9 @@ class HfConfig:
             key = next(name for name in names if self.values.get(name) is not None)
             shown = repr(value)
             self.fail(f"is corrupt: {key} is {shown if len(shown) < 80 else shown[:77] + '...'}")
+        null = next((name for name in names if name in self.values), None)
+        if null is not None:
+            self.fail(f"is corrupt: {null} is null")
         close = nearest(names[0], self.values)
         self.fail(f"lacks {names[0]}" + (f"; it has {close}, which is not read" if close else ""))
 

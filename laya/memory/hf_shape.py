@@ -46,7 +46,7 @@ def shape_of(config: HfConfig) -> ModelShape:
 
 
 def n_layers(config: HfConfig) -> int:
-    return config.number(*FIGURES["block_count"], most=MAX_LAYERS)
+    return config.number(*FIGURES["block_count"], least=1, most=MAX_LAYERS)
 
 
 def layer_words(config: HfConfig, n_layer: int) -> tuple[str, ...] | None:
@@ -94,7 +94,7 @@ def _figures(config: HfConfig, architecture: str) -> Iterator[tuple[str, Any]]:
     """GGUF's keys and values, those without a value as None."""
     n_layer = n_layers(config)
     n_nextn = config.number(*FIGURES["nextn_predict_layers"], default=0, most=MAX_LAYERS)
-    n_embd = config.number(*FIGURES["embedding_length"])
+    n_embd = config.number(*FIGURES["embedding_length"], least=1)
     words = layer_words(config, n_layer)
     yield "block_count", n_layer + n_nextn
     yield "nextn_predict_layers", n_nextn
@@ -104,7 +104,7 @@ def _figures(config: HfConfig, architecture: str) -> Iterator[tuple[str, Any]]:
     has_end = not (architecture in _WITHOUT_HEADS or families.RECURRENT.get(architecture) == "all")
     yield (
         "context_length",
-        config.number(*FIGURES["context_length"], default=None if has_end else UNTOLD_CONTEXT, most=1 << 40),
+        config.number(*FIGURES["context_length"], default=None if has_end else UNTOLD_CONTEXT, least=1, most=1 << 40),
     )
     yield from _rope(config)
     yield from _feed_forward(config, n_embd)
@@ -120,7 +120,7 @@ def _figures(config: HfConfig, architecture: str) -> Iterator[tuple[str, Any]]:
 def _rope(config: HfConfig) -> Iterator[tuple[str, Any]]:
     scaling = config.part("rope_scaling") or config.part("rope_parameters")
     kind = scaling.get("rope_type", scaling.get("type"))
-    yield "rope.scaling.type", kind if kind in _SCALES_ROPE else None
+    yield "rope.scaling.type", kind if isinstance(kind, str) and kind in _SCALES_ROPE else None
 
 
 def _feed_forward(config: HfConfig, n_embd: int) -> Iterator[tuple[str, Any]]:
@@ -171,7 +171,7 @@ def _heads(
     n_head = config.numbers(*FIGURES["attention.head_count"]) or config.number(*FIGURES["attention.head_count"])
     most = max(n_head) if isinstance(n_head, tuple) else n_head
     yield "attention.head_count", n_head
-    width = config.number(*FIGURES["head_dim"], default=n_embd // max(1, most))
+    width = config.number(*FIGURES["head_dim"], default=max(1, n_embd // max(1, most)), least=1)
     is_latent = config.has("kv_lora_rank") and config.has("qk_rope_head_dim")
     n_head_kv = (
         (1,) * n_layer if is_latent and architecture not in _EXPANDED_LATENT else _kv_heads(config, n_layer, n_head)
@@ -182,7 +182,7 @@ def _heads(
         n_head_kv = tuple(n_full or heads if full else heads for heads, full in zip(n_head_kv, is_full, strict=True))
         yield "attention.key_length_swa", width
         yield "attention.value_length_swa", width
-        width = config.number("global_head_dim")
+        width = config.number("global_head_dim", least=1)
     if words is not None:
         n_head_kv = tuple(
             0 if word in STATE_WORDS | NO_CACHE_WORDS else heads for word, heads in zip(words, n_head_kv, strict=True)

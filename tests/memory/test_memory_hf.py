@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hf_models import CONFIGS, PARAMETERS, facts_of_config, safetensors_header, table_of, write_model, write_safetensors
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from laya.bench import plan_terabyte_hf
-from laya.errors import BadModelFile
-from laya.memory import Budget, facts_of_hf, plan_source
+from laya.errors import BadModelFile, LayaError
+from laya.memory import Budget, facts_of_hf, plan_source, plan_vllm
 from laya.memory.caches import kv_by_layer, state_by_layer
 from laya.memory.engine_facts import XLLAMACPP
+from laya.memory.fit import fit
+from laya.memory.gpu import GpuMemory
 from laya.memory.load import Load, padded
-from laya.types import MIB, AskedSettings, PlannedSettings
+from laya.memory.planner import Model
+from laya.types import GIB, MIB, AskedSettings, PlannedSettings
 
 SMALL = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "hidden_size": 256,
@@ -30,11 +36,11 @@ SMALL_MOE = SMALL | {
 
 def load_of(name: str, n_ctx: int, n_seqs: int, kv_type: str, n_ubatch: int, unified: bool) -> Load:
     slot = padded(n_ctx if unified else n_ctx // n_seqs)
-    settings = PlannedSettings(
+    planned = PlannedSettings(
         max_seq_len=slot, slot_tokens=slot, max_num_seqs=n_seqs, kv_cache_dtype=kv_type, kv_unified=unified,
         kv_pool_tokens=n_ctx, n_batch=2048, n_ubatch=n_ubatch, n_threads=1, task="chat", mmap=True,
     )  # fmt: skip
-    return Load(facts=facts_of_config(name).facts, settings=settings, engine=XLLAMACPP)
+    return Load(facts=facts_of_config(name).facts, settings=planned, engine=XLLAMACPP)
 
 
 # What llama.cpp's logs say of the same models: tests/memory/memory_cases.json has where each was printed.
@@ -282,6 +288,58 @@ def test_deep_nesting_and_empty_tables_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}" + bytes(8))
     with pytest.raises(BadModelFile, match="hold no tensors"):
         facts_of_hf(tmp_path)
+
+
+def fault_of(call: Callable[[], object]) -> str | None:
+    """What a call says where it fails as it should; anything but a named fault goes through."""
+    try:
+        call()
+    except LayaError as error:
+        return error.message
+    return None
+
+
+_KEYS = sorted({key for figures in CONFIGS.values() for key in (*figures, *figures.get("text_config", {}))})
+_VALUES: list[Any] = [
+    None, 0, 1, -1, True, 3.5, 1e300, 1 << 62, "", "full_attention", [], {}, [1, 2], [None], [{}], ["mamba"], {"a": 1},
+    {"quant_method": 7, "bits": "4"}, {"type": []}, {"head_dim": 64, "full_attn_layers": [None, 99]},
+]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    name=st.sampled_from(sorted(CONFIGS)),
+    changes=st.dictionaries(st.sampled_from(_KEYS), st.sampled_from(_VALUES), min_size=1, max_size=3),
+)
+def test_any_config_is_planned_or_refused_by_name(name: str, changes: dict[str, Any]) -> None:
+    figures = CONFIGS[name]
+    inner = figures["text_config"] | changes if "text_config" in figures else None
+    budget = Budget(bytes=GIB, limit="test", memory_bytes=GIB)
+    card = GpuMemory(index=0, name="card", total_bytes=8 * GIB, free_bytes=8 * GIB, own_bytes=0)
+
+    def plan_both() -> None:
+        found = facts_of_config(figures | {"text_config": inner} if inner else figures | changes)
+        fit(Model(id="m", facts=found.facts, engine=XLLAMACPP, n_cores=1), AskedSettings(), budget)
+        plan_vllm(found, AskedSettings(), budget, [card], model_id="m")
+
+    said = fault_of(plan_both)
+    assert said is None or "config.json" in said or "kv_cache_dtype" in said
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_safetensors_header_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    body = bytearray(HEADER + bytes(DATA_BYTES))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(HEADER) - 1))] = data.draw(st.integers(0, 255))
+    folder = tmp_path_factory.getbasetemp() / "mutated"
+    folder.mkdir(exist_ok=True)
+    write_config(folder, json.dumps(SMALL))
+    (folder / "model.safetensors").write_bytes(bytes(body[: data.draw(st.integers(0, len(body)))]))
+    said = fault_of(lambda: facts_of_hf(folder))
+    assert said is None or "safetensors" in said
 
 
 def test_a_terabyte_is_planned_in_little_memory(tmp_path: Path) -> None:
