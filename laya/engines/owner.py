@@ -225,6 +225,12 @@ class ModelOwner:
         self._restarts += self._back_off.failures > 0
         self._set("loading")
         self._work = asyncio.get_running_loop().create_task(self._load(), name=f"load {self.model_id}")
+        self._work.add_done_callback(self._load_ended)
+
+    def _load_ended(self, load: asyncio.Task[None]) -> None:
+        """A load that was cancelled may never have begun, so its end is not told by itself."""
+        if load.cancelled():
+            self._post(self._on_load_failed, None)
 
     async def _load(self) -> None:
         try:
@@ -234,8 +240,6 @@ class ModelOwner:
                 self._held.begin(hooks)
                 engine = self._engine = self._around.make_engine(settings, self.log)
                 address = await engine.start()
-        except asyncio.CancelledError:
-            self._post(self._on_load_failed, None)
         except LayaError as error:
             self._post(self._on_load_failed, error)
         except Exception as error:

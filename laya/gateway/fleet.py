@@ -35,6 +35,7 @@ DRAIN_DEADLINE_S = 30.0
 WINDOW_KEPT_S = 30.0
 MEASURE_EVERY_S = 2.0
 BACK_OFF_HELD_S = 5.0  # requests wait this long for an engine that is left alone after it died
+HITS_ENOUGH = 2  # the second engine had what was learned of the first
 CLOCK_STEP_S = 0.01  # a timer may be this early
 
 
@@ -60,7 +61,8 @@ class Fleet(Shelf):
         self.threads = Threads(self.ledger, machine.cores)
         self.relief = Relief(self)
         self._anyway: set[str] = set()  # models that somebody insists on
-        self._died_anyway: dict[str, LayaError] = {}
+        self._n_hits: dict[str, int] = {}  # how often in a row a model's engine was stopped at its ceiling
+        self._outgrown: dict[str, LayaError] = {}  # models that are not tried again unasked
         self._windows: dict[str, tuple[float, int | None]] = {}
         self._measured_s = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -82,7 +84,11 @@ class Fleet(Shelf):
     def forget(self, endpoint: Endpoint) -> None:
         self._windows.pop(endpoint.model_id, None)
         self._anyway.discard(endpoint.model_id)
-        self._died_anyway.pop(endpoint.model_id, None)
+        self._forgive(endpoint.model_id)
+
+    def _forgive(self, model_id: str) -> None:
+        self._n_hits.pop(model_id, None)
+        self._outgrown.pop(model_id, None)
 
     # loading
     def wake(self, endpoint: Endpoint) -> None:
@@ -98,7 +104,7 @@ class Fleet(Shelf):
     async def _load_or_retry(self, endpoint: Endpoint) -> None:
         """Load; a short back-off is waited for, once, instead of refusing who waits."""
         try:
-            await self.load(endpoint)
+            await self.ready(endpoint)
             return
         except EngineFailed as error:
             if error.retry_after_s is None or error.retry_after_s > BACK_OFF_HELD_S:
@@ -106,16 +112,20 @@ class Fleet(Shelf):
             wait_s = error.retry_after_s
         await asyncio.sleep(wait_s + CLOCK_STEP_S)
         if endpoint.queue and endpoint.pool is None:
-            await self.load(endpoint)
+            await self.ready(endpoint)
 
     async def load(self, endpoint: Endpoint, *, anyway: bool = False) -> EngineAddress:
-        """Plan, make room, start, and wait until it has generated a token. Raises what refused it.
+        """As `ready`, asked for by a person: what outgrew its ceiling before is tried again.
 
-        anyway: a person insists on a model that does not fit; it runs under the ceiling of what is free.
+        anyway: also what does not fit; it runs under the ceiling of what is free.
         """
+        self._forgive(endpoint.model_id)
         if anyway:
             self._anyway.add(endpoint.model_id)
-            self._died_anyway.pop(endpoint.model_id, None)
+        return await self.ready(endpoint)
+
+    async def ready(self, endpoint: Endpoint) -> EngineAddress:
+        """Plan, make room, start, and wait until it has generated a token. Raises what refused it."""
         start_s, was_loaded = time.monotonic(), endpoint.pool is not None
         address = await self.supervisor.ensure_ready(endpoint.model_id)
         if endpoint.pool is None:
@@ -139,8 +149,8 @@ class Fleet(Shelf):
         """Called by the supervisor just before a child is started: the plan that it is started with."""
         model_id = endpoint.model_id
         self.relief.check_admitting(model_id)
-        if model_id in self._died_anyway:
-            raise self._died_anyway[model_id]
+        if model_id in self._outgrown:
+            raise self._outgrown[model_id]
         file = self.files[model_id]
         check_servable(file)
         pooling = pooling_of(endpoint.settings, file)
@@ -197,17 +207,17 @@ class Fleet(Shelf):
 
     def _ended(self, endpoint: Endpoint, ending: Ending) -> None:
         """What the engine held is known now: learn from it, and do not insist on what could not be."""
-        plan = self.plans[endpoint.model_id]
-        hit = ending.limit_hit
-        if hit is not None and not plan.fits:
-            self._anyway.discard(endpoint.model_id)
-            self._died_anyway[endpoint.model_id] = EngineOutOfMemory(endpoint.model_id, hit.limit_bytes, hit.peak_bytes)
-            return
-        if ending.peak_bytes or hit is not None:
-            work = self.loading.learn
-            peak_bytes = hit.peak_bytes if hit is not None else ending.peak_bytes
-            file = self.files[endpoint.model_id]
-            self._spawn(asyncio.to_thread(work, endpoint, file, plan, peak_bytes, was_killed=hit is not None))
+        model_id, hit = endpoint.model_id, ending.limit_hit
+        plan = self.plans[model_id]
+        if hit is not None:
+            n_hits = self._n_hits[model_id] = self._n_hits.get(model_id, 0) + 1
+            if n_hits >= HITS_ENOUGH or not plan.fits:
+                self._anyway.discard(model_id)
+                self._outgrown[model_id] = EngineOutOfMemory(model_id, hit.limit_bytes, hit.peak_bytes)
+        if plan.fits:  # what was loaded anyway was given less than its plan
+            peak_bytes = ending.peak_bytes if hit is None else hit.peak_bytes
+            learn, file = self.loading.learn, self.files[model_id]
+            self._spawn(asyncio.to_thread(learn, endpoint, file, plan, peak_bytes, was_killed=hit is not None))
 
     def open(self, endpoint: Endpoint, address: EngineAddress) -> None:
         plan = self.plans[endpoint.model_id]

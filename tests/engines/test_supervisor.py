@@ -527,3 +527,15 @@ def test_shutdown_kills_what_is_late(play: Callable[[Scenario], None]) -> None:
         assert world.events == ["reserve a", "release a"]
 
     play(scenario)
+
+
+def test_unload_that_comes_before_the_load_has_begun_ends_it(play: Callable[[Scenario], None]) -> None:
+    async def scenario(world: World) -> None:
+        loading = asyncio.create_task(world.supervisor.ensure_ready("a"))
+        unloading = asyncio.create_task(world.supervisor.unload("a"))
+        await unloading
+        with pytest.raises(EngineFailed, match="was unloaded while it was loading"):
+            await loading
+        assert world.state() == "unloaded" and not world.engines
+
+    play(scenario)
