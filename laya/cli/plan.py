@@ -1,7 +1,7 @@
 """Owns: `laya plan`: what a model would need here, before a byte of it is read, as a ledger or as JSON.
 
-Exit codes: 0 it fits, 3 it does not, 2 a bad file, name or setting. Flags are read in Laya's, vLLM's and llama.cpp's
-spellings, by the same code as those of `laya serve`.
+With no model: all of the config. Exit codes: 0 it fits, 3 it does not, 2 a bad file, name or setting. Flags are read in
+Laya's, vLLM's and llama.cpp's spellings, by the same code as those of `laya serve`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ import msgspec
 import typer
 from rich.console import Console
 
-from laya.cli.fit import model_shape
-from laya.cli.output import knows_unicode, print_json, shown
-from laya.config import Config, load_config, parse_engine_flags, with_settings
-from laya.errors import BadModelFile, InsufficientMemory, ModelNotPulled
-from laya.memory import Budget, Machine, plan_before_download, plan_file, size_text
-from laya.models import entries, home_path, resolve
-from laya.types import KIB, MIB, AskedSettings, DevicePlan, Plan, Task
-
-BAR_WIDTH = 32
-LABELS = {"kv_cache": "KV"}
-# The rule of thumb that goes round, shown beside the plan: it knows neither context nor sequences.
-RULE_OF_THUMB = (1.5, 2)
+from laya.cli.output import print_json
+from laya.cli.plan_advice import Line, alternatives
+from laya.cli.plan_config import show_whole, whole_fields, whole_plan
+from laya.cli.plan_model import Asking, Subject, cards_of, subject_described, subject_named
+from laya.cli.plan_show import rule_of_thumb, show_alternatives, show_choices, show_devices, show_verdict
+from laya.cli.plan_speed import show_speed, speed_fields, speed_of
+from laya.cli.plan_table import compare_fields, compared, show_compare, show_table, table_fields
+from laya.cli.rates import kept_rates
+from laya.config import Config, load_config, parse_engine_flags
+from laya.errors import ConfigError, InsufficientMemory
+from laya.memory import Budget, Machine
 
 
 def _setting(*names: str, help: str | None = None) -> Any:
@@ -33,10 +32,16 @@ def _setting(*names: str, help: str | None = None) -> Any:
     return typer.Option(*names, help=help, hidden=help is None, show_default=False)
 
 
-ModelName = Annotated[str, typer.Argument(help="A name that `laya list` shows, or the path of a .gguf file.")]
+ModelName = Annotated[
+    str | None, typer.Argument(help="A name of `laya list`, a path, a config.json, hf://org/repo; none: the config.")
+]
 Budgeted = Annotated[str | None, _setting("--memory-budget", help="Bytes engines may use in all, e.g. 8GiB or 50%.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Default: ./config.yaml if there is one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsTable = Annotated[bool, typer.Option("--table", help="The grid of contexts and sequences.")]
+Compare = Annotated[tuple[Path, Path] | None, typer.Option(help="Two config files, side by side.", metavar="OLD NEW")]
+Params = Annotated[Path | None, typer.Option(help="A JSON description of an architecture instead of a model.")]
+Cards = Annotated[str | None, typer.Option("--gpu-memory", help="Plan for cards of this size: 24GiB, 24GiB,24GiB.")]
 # Parameters that are settings: their flags are read by the same code as those of `laya serve`.
 SETTINGS = frozenset(
     (
@@ -48,13 +53,17 @@ SETTINGS = frozenset(
 
 def plan(
     context: typer.Context,
-    model: ModelName,
+    model: ModelName = None,
     max_seq_len: Annotated[str | None, _setting("--max-seq-len", help="Tokens a sequence.")] = None,
     max_num_seqs: Annotated[str | None, _setting("--max-num-seqs", help="Sequences at once.")] = None,
     kv_cache_dtype: Annotated[str | None, _setting("--kv-cache-dtype", help="f16, q8_0, q4_0, ...")] = None,
     kv_pool_tokens: Annotated[str | None, _setting("--kv-pool-tokens", help="Tokens all sequences share.")] = None,
     task: Annotated[str | None, _setting("--task", help="chat, embed or rerank.")] = None,
     memory_budget: Budgeted = None,
+    gpu_memory: Cards = None,
+    table: AsTable = False,
+    compare: Compare = None,
+    params: Params = None,
     config_file: ConfigFile = None,
     as_json: Json = False,
     n_threads: Annotated[str | None, _setting("--n-threads", "--threads", "-t")] = None,
@@ -67,106 +76,96 @@ def plan(
     cache_type_k: Annotated[str | None, _setting("--cache-type-k", "-ctk")] = None,
     cache_type_v: Annotated[str | None, _setting("--cache-type-v", "-ctv")] = None,
 ) -> None:
-    """Show what a model would need here, what is chosen for it and why; nothing is loaded."""
+    """Show what a model would need here, what is chosen for it and why, and how fast it is; nothing is loaded."""
     said = {name: value for name, value in context.params.items() if name in SETTINGS and value is not None}
     words = [word for name, value in said.items() for word in (f"--{name.replace('_', '-')}", value)]
     settings = parse_engine_flags([*words, *([] if mmap else ["--no-mmap"]), *context.args])
+    _check_modes(model, table=table, compare=compare, params=params)
+    if compare is not None:
+        raise typer.Exit(_compare(compare, model, settings, as_json))
     config = load_config(config_file, os.environ)
     budget = Machine().budget(memory_budget if memory_budget is not None else config.memory.budget)
-    made = _plan(model, config, settings, budget)
+    asking = Asking(config=config, settings=settings, card_bytes=cards_of(gpu_memory))
+    if model is None and params is None:
+        raise typer.Exit(_whole(asking, budget, as_json, has_table=table))
+    subject = subject_described(params, asking) if params is not None else subject_named(model or "", asking)
     if ctx_size is not None:
         total = f"--ctx-size {ctx_size} is llama.cpp's total of all slots: max_seq_len {settings['max_seq_len']} each"
-        made = msgspec.structs.replace(made, notes=[*made.notes, total])
+        subject = msgspec.structs.replace(subject, notes=(*subject.notes, total))
+    if table:
+        raise typer.Exit(_table(subject, budget, as_json))
+    line = Line(
+        asking=asking, budget=memory_budget, config=str(config_file) if config_file else None, gpu_memory=gpu_memory
+    )
+    raise typer.Exit(_one(subject, budget, line, as_json))
+
+
+def _check_modes(model: str | None, *, table: bool, compare: Any, params: Path | None) -> None:
+    """Raise ConfigError where two ways to plan are asked for at once."""
+    if params is not None and model is not None:
+        raise ConfigError(f"--params {params} is a model of its own: leave out '{model}'", param="params")
+    if compare is not None and (table or params is not None):
+        other = "--table" if table else "--params"
+        raise ConfigError(f"--compare and {other} are two questions: ask one at a time", param="compare")
+
+
+def _one(subject: Subject, budget: Budget, line: Line, as_json: bool) -> int:
+    """One model's ledger."""
+    rates = kept_rates()
+    made = subject.plan(budget, rates)
+    speed = speed_of(subject.model, subject.asked, made, rates)
+    instead = [] if made.fits else alternatives(subject, made, line, budget)
+    weights = subject.model.facts.weights_bytes
     if as_json:
-        print_json(msgspec.to_builtins(made) | {"limit": budget.limit})
+        low, high = rule_of_thumb(weights)
+        rule = {"low_bytes": low, "high_bytes": high, "need_over_high": round(made.need_bytes / max(1, high), 3)}
+        more = {
+            "limit": budget.limit,
+            "speed": speed_fields(speed, made),
+            "weights_rule": rule,
+            "alternatives": instead,
+        }
+        print_json(msgspec.to_builtins(made) | more)
+        return _exit_code(made.fits)
+    console = Console(highlight=False)
+    show_devices(console, made, budget)
+    show_choices(console, made, set(line.asking.settings))
+    show_speed(console, speed, made)
+    if instead:
+        show_alternatives(console, instead)
+    show_verdict(console, made, weights)
+    return _exit_code(made.fits)
+
+
+def _table(subject: Subject, budget: Budget, as_json: bool) -> int:
+    if as_json:
+        print_json(table_fields(subject, budget))
     else:
-        show(Console(highlight=False), made, budget, set(settings))
-    if not made.fits:
-        raise typer.Exit(InsufficientMemory.exit_code)
+        show_table(Console(highlight=False), subject, budget)
+    return 0
 
 
-def _plan(name: str, config: Config, settings: dict[str, Any], budget: Budget) -> Plan:
-    """The plan of a model on this disk, or of one in the catalogue that is not here yet."""
-    source = config.for_model(name).source or name
-    try:
-        file = resolve(source, models_dir=Path(config.models_dir), home=home_path())
-    except ModelNotPulled:
-        entry = next(entry for entry in entries() if source in entry.names)
-        asked = _asked(config, settings, name, entry.task)
-        shape = model_shape(entry.shape)
-        return plan_before_download(shape, entry.file_bytes, entry.weights_type, asked, budget, model_id=entry.id)
-    if file.format != "gguf":
-        raise BadModelFile(f"{file.path} is a Hugging Face folder; plans are made from GGUF files.", param="model")
-    model_id = name if name in config.models else file.id
-    return plan_file(file.path, _asked(config, settings, model_id, file.task), budget, model_id=model_id)
-
-
-def _asked(config: Config, settings: dict[str, Any], model_id: str, task: Task | None) -> AskedSettings:
-    """What the config says of this model, with the command line over it; else the task it was made for."""
-    resolved = with_settings(config, settings, model_id).for_model(model_id)
-    asked = resolved.asked()
-    return asked if task is None or "task" in resolved.fixed else msgspec.structs.replace(asked, task=task)
-
-
-def show(console: Console, made: Plan, budget: Budget, yours: set[str]) -> None:
-    """The ledger as a person reads it."""
-    for device in made.devices:
-        _show_device(console, made, device, budget)
-    settings = made.settings
-    for name, reason in made.reasons.items():
-        console.print(f" [dim]chosen[/]   {name} [bold]{getattr(settings, name)}[/]  [dim]{reason}[/]", soft_wrap=True)
-    said = [f"{name} {getattr(settings, name)}" for name in sorted(yours) if hasattr(settings, name)]
-    if said:
-        console.print(f" [dim]yours[/]    {shown(', '.join(said))}", soft_wrap=True)
-    for note in made.notes:
-        console.print(f" [dim]note[/]     {shown(note)}", soft_wrap=True)
-    if made.suggestions:
-        _show_suggestions(console, made)
-    console.print(f" [dim]rule[/]     {shown(made.verdict)}", soft_wrap=True)
-    low, high = (factor * made.devices[0].terms["weights"] for factor in RULE_OF_THUMB)
-    console.print(f' [dim]"weights x 1.5-2" would have said {size_text(round(low))} to {size_text(round(high))}[/]')
-    if not made.fits:
-        console.print(" Nothing was loaded.")
-
-
-def _show_device(console: Console, made: Plan, device: DevicePlan, budget: Budget) -> None:
-    console.print(f" [bold]{device.device}[/]      budget {size_text(device.budget_bytes)} ({budget.limit})")
-    largest = max(device.terms.values())
-    for name, n_bytes in device.terms.items():
-        bar = _bar(n_bytes / largest, knows_unicode(console))
-        detail = f"  [dim]{_kv_text(made)}[/]" if name == "kv_cache" else ""
-        console.print(f"   {LABELS.get(name, name):<10}{n_bytes / MIB:9.1f}  [cyan]{bar}[/]{detail}", soft_wrap=True)
-    left = device.budget_bytes - device.total_bytes
-    share = f"{100 * device.total_bytes / device.budget_bytes:.0f} % of budget" if device.budget_bytes else "no budget"
-    if made.fits:
-        verdict = f"[bold green]FITS[/], {size_text(left)} left"
+def _compare(files: tuple[Path, Path], model: str | None, settings: dict[str, Any], as_json: bool) -> int:
+    """Both configs; the exit code is that of the second, the one to change to."""
+    configs: tuple[Config, Config] = (load_config(files[0], os.environ), load_config(files[1], os.environ))
+    found = compared(configs, [model] if model is not None else [], settings)
+    if as_json:
+        print_json(compare_fields(found, files))
     else:
-        verdict = f"[bold red]DOES NOT FIT[/]: {size_text(-left)} over"
-    console.print(f"   {'total':<10}{device.total_bytes / MIB:9.1f}  MiB = {share}      {verdict}")
+        show_compare(Console(highlight=False), found, files)
+    return _exit_code(all(new.plan is None or new.plan.fits for _, new in found.values()))
 
 
-def _bar(share: float, has_blocks: bool) -> str:
-    if not has_blocks:
-        return "#" * max(1, round(share * BAR_WIDTH))
-    eighths = round(share * BAR_WIDTH * 8)
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip() or "▏"
-
-
-def _kv_text(made: Plan) -> str:
-    settings = made.settings
-    if settings.kv_unified:
-        tokens, text = settings.slot_tokens, f"{settings.max_num_seqs} sequences share {settings.slot_tokens} tokens"
+def _whole(asking: Asking, budget: Budget, as_json: bool, *, has_table: bool) -> int:
+    if has_table:
+        raise ConfigError("--table is of one model: laya plan MODEL --table", param="table")
+    whole = whole_plan(asking, budget, kept_rates())
+    if as_json:
+        print_json(whole_fields(whole, budget))
     else:
-        tokens = settings.slot_tokens * settings.max_num_seqs
-        text = f"{settings.max_num_seqs} x {settings.max_seq_len} tokens"
-    each = made.devices[0].terms["kv_cache"] / tokens / KIB
-    return f"{text}, {settings.kv_cache_dtype}, {each:.1f} KiB each"
+        show_whole(Console(highlight=False), whole, budget)
+    return _exit_code(whole.fits)
 
 
-def _show_suggestions(console: Console, made: Plan) -> None:
-    console.print("\n These do (planned the same way):")
-    width = max(len(suggestion.flags) for suggestion in made.suggestions)
-    for letter, suggestion in zip("abcdef", made.suggestions, strict=False):
-        figures = f"{suggestion.flags:<{width}}  {size_text(suggestion.total_bytes):>9}"
-        console.print(f"   {letter}  {figures}   [dim]{shown(suggestion.note)}[/]", soft_wrap=True)
-    console.print()
+def _exit_code(fits: bool) -> int:
+    return 0 if fits else InsufficientMemory.exit_code

@@ -1,4 +1,4 @@
-"""Owns: the grid of contexts x sequences: what each needs and whether it fits, the table the rule of thumb lacks. Pure."""
+"""Owns: the grid of contexts x sequences: what each needs and whether it fits, the table a rule of thumb lacks."""
 
 from __future__ import annotations
 

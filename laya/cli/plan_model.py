@@ -1,0 +1,160 @@
+"""Owns: from the word a user typed to what can be planned: a name, a path, a config.json, hf://, or a description.
+
+The meeting place of the models room, which finds files, and the memory room, which reads their headers. Nothing is
+downloaded: of a model that lies elsewhere only the headers are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from laya.cli.fit import model_shape
+from laya.config import Config, parse_bytes, with_settings
+from laya.errors import BadModelFile, ConfigError, ModelNotPulled
+from laya.memory import Budget, ModelFacts, read_facts
+from laya.memory.engine_facts import LLAMA_SERVER, EngineFacts, built_in_engine
+from laya.memory.facts import facts_before_download
+from laya.memory.fit import fit
+from laya.memory.gpu import GpuMemory
+from laya.memory.hf import HfFacts
+from laya.memory.machine import Machine
+from laya.memory.params import read_params
+from laya.memory.plan_source import AS_GGUF, facts_anywhere
+from laya.memory.planner import Model
+from laya.memory.rates import MachineRates
+from laya.memory.vllm import usable_bytes
+from laya.models import entries, home_path, is_remote, open_remote, resolve
+from laya.types import AskedSettings, Plan, Task
+
+NOT_HERE = "an upper bound: the file is not here, so its tensor table and vocabulary are estimated"
+DESCRIBED = "a description: weights and vocabulary are estimated from its figures"
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that can be planned, and what is asked of it."""
+
+    word: str  # how the command line names it
+    model: Model
+    asked: AskedSettings
+    is_exact: bool = True
+    notes: tuple[str, ...] = ()
+
+    def plan(self, budget: Budget, rates: MachineRates | None = None) -> Plan:
+        """Raises ConfigError for settings that no memory could give."""
+        plan = fit(self.model, self.asked, budget, rates)
+        return msgspec.structs.replace(plan, exact=plan.exact and self.is_exact, notes=[*plan.notes, *self.notes])
+
+
+class Asking(msgspec.Struct, frozen=True, kw_only=True):
+    """Where settings come from: the config, the command line over it, and cards to plan for."""
+
+    config: Config
+    settings: dict[str, Any] = {}
+    card_bytes: tuple[int, ...] = ()  # of each GPU, as it is sold
+
+    def of(self, model_id: str, task: Task | None = None) -> tuple[AskedSettings, Path | None]:
+        """What is asked of this model, and the engine it is for; the task it was made for unless one was chosen."""
+        resolved = with_settings(self.config, self.settings, model_id).for_model(model_id)
+        asked = resolved.asked()
+        if task is not None and "task" not in resolved.fixed:
+            asked = msgspec.structs.replace(asked, task=task)
+        return asked, resolved.engine_path
+
+
+def subject_named(name: str, asking: Asking) -> Subject:
+    """The model of a name, path or address. Raises ModelNotFound naming the nearest, BadModelFile, DownloadError."""
+    source = asking.config.for_model(name).source or name
+    path = Path(source).expanduser()
+    if path.suffix.lower() == ".json":
+        return _described_by_hf(name, facts_anywhere(path), asking)
+    if is_remote(source):
+        try:
+            return _on_disk(name, source, asking)  # it may have been pulled
+        except ModelNotPulled:
+            with open_remote(source) as remote:
+                return _described_by_hf(name, facts_anywhere(remote), asking, model_id=remote.name)
+    try:
+        return _on_disk(name, source, asking)
+    except ModelNotPulled:
+        return _in_catalogue(source, name, asking)
+
+
+def subject_described(path: Path, asking: Asking) -> Subject:
+    """The model a description holds. Raises BadModelFile naming the file and the key."""
+    facts = read_params(path)
+    asked, _ = asking.of(path.stem)
+    model = _model(path.stem, facts, asked, asking, built_in_engine())
+    return Subject(word=f"--params {path}", model=model, asked=asked, is_exact=False, notes=(DESCRIBED,))
+
+
+def cards_of(text: str | None) -> tuple[int, ...]:
+    """`24GiB,24GiB` -> bytes of each card. Raises ConfigError."""
+    if text is None:
+        return ()
+    try:
+        sizes = tuple(int(parse_bytes(part.strip())) for part in text.split(","))
+    except (ConfigError, ValueError):
+        sizes = ()
+    if not sizes or min(sizes) <= 0:
+        raise ConfigError(f"--gpu-memory {text!r}: write what each card has, such as 24GiB or 24GiB,24GiB", param="gpu")
+    return sizes
+
+
+def _on_disk(name: str, source: str, asking: Asking) -> Subject:
+    file = resolve(source, models_dir=Path(asking.config.models_dir), home=home_path())
+    model_id = name if name in asking.config.models else file.id
+    asked, engine_path = asking.of(model_id, file.task)
+    if file.format != "gguf":
+        return _described_by_hf(name, facts_anywhere(file.path), asking, model_id=model_id)
+    engine = LLAMA_SERVER if engine_path is not None else built_in_engine()
+    return Subject(word=name, model=_model(model_id, read_facts(file.path), asked, asking, engine), asked=asked)
+
+
+def _in_catalogue(source: str, name: str, asking: Asking) -> Subject:
+    entry = next(entry for entry in entries() if source.casefold() in {each.casefold() for each in entry.names})
+    asked, _ = asking.of(name if name in asking.config.models else entry.id, entry.task)
+    facts = facts_before_download(model_shape(entry.shape), entry.file_bytes, entry.weights_type)
+    model = _model(entry.id, facts, asked, asking, built_in_engine())
+    return Subject(word=name, model=model, asked=asked, is_exact=False, notes=(NOT_HERE,))
+
+
+def _described_by_hf(name: str, found: ModelFacts | HfFacts, asking: Asking, *, model_id: str | None = None) -> Subject:
+    """A model whose headers were read, here or elsewhere, in the terms of the built-in engine."""
+    asked, _ = asking.of(model_id or name)
+    is_hf = isinstance(found, HfFacts)
+    facts = found.facts if isinstance(found, HfFacts) else found
+    notes = (AS_GGUF, *found.notes) if isinstance(found, HfFacts) else ()
+    model = _model(model_id or name, facts, asked, asking, built_in_engine())
+    return Subject(word=name, model=model, asked=asked, is_exact=not is_hf, notes=notes)
+
+
+def _model(model_id: str, facts: ModelFacts, asked: AskedSettings, asking: Asking, engine: EngineFacts) -> Model:
+    return Model(
+        id=model_id,
+        facts=facts,
+        engine=engine,
+        n_cores=Machine().cores(),
+        draft=read_facts(asked.draft_path) if asked.draft_path else None,
+        projector_bytes=_file_bytes(asked.mmproj_path) if asked.mmproj_path else 0,
+        gpu_free_bytes=usable_of(asking.card_bytes),
+    )
+
+
+def usable_of(card_bytes: Sequence[int]) -> tuple[int, ...]:
+    """What may be planned with of cards that nobody else uses."""
+    cards = (
+        GpuMemory(index=index, name="", total_bytes=n_bytes, free_bytes=n_bytes, own_bytes=0)
+        for index, n_bytes in enumerate(card_bytes)
+    )
+    return tuple(usable_bytes(card) for card in cards)
+
+
+def _file_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise BadModelFile(f"{path}: cannot be read ({error.strerror}).", param="mmproj") from None

@@ -1,0 +1,106 @@
+"""Owns: the ledger of one plan as a person reads it."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from laya.cli.output import knows_unicode, shown
+from laya.cli.plan_advice import Alternative
+from laya.memory import Budget, size_text
+from laya.types import KIB, MIB, DevicePlan, Plan
+
+BAR_WIDTH = 32
+LABELS = {"kv_cache": "KV"}
+# The rule of thumb that goes round, shown beside the plan: it knows neither context nor sequences.
+RULE_OF_THUMB = (1.5, 2)
+
+
+def show_devices(console: Console, made: Plan, budget: Budget) -> None:
+    """What each device would hold, term by term."""
+    for device in made.devices:
+        _show_device(console, made, device, budget)
+
+
+def show_choices(console: Console, made: Plan, yours: set[str]) -> None:
+    """What was chosen and why, what was asked, and what is to be known."""
+    settings = made.settings
+    for name, reason in made.reasons.items():
+        console.print(f" [dim]chosen[/]   {name} [bold]{getattr(settings, name)}[/]  [dim]{reason}[/]", soft_wrap=True)
+    said = [f"{name} {getattr(settings, name)}" for name in sorted(yours) if hasattr(settings, name)]
+    if said:
+        console.print(f" [dim]yours[/]    {shown(', '.join(said))}", soft_wrap=True)
+    for note in made.notes:
+        console.print(f" [dim]note[/]     {shown(note)}", soft_wrap=True)
+
+
+def show_verdict(console: Console, made: Plan, weights_bytes: int) -> None:
+    """The hardware rule, and beside it the rule of thumb with what it is off by."""
+    console.print(f" [dim]rule[/]     {shown(made.verdict)}", soft_wrap=True)
+    low, high = rule_of_thumb(weights_bytes)
+    off = off_text(made.need_bytes, low, high)
+    console.print(
+        f' [dim]"weights x 1.5-2" would have said {size_text(low)} to {size_text(high)}: {off}[/]', soft_wrap=True
+    )
+    if not made.fits:
+        console.print(" Nothing was loaded.")
+
+
+def rule_of_thumb(weights_bytes: int) -> tuple[int, int]:
+    """What "weights x 1.5-2" says, in bytes."""
+    low, high = (round(factor * weights_bytes) for factor in RULE_OF_THUMB)
+    return low, high
+
+
+def off_text(need: int, low: int, high: int) -> str:
+    """By how much the rule of thumb is wrong here."""
+    if need > high:
+        return f"{size_text(need - high)} too little, {need / high:.1f} x less than needed"
+    if need < low:
+        return f"{size_text(low - need)} too much, {low / need:.1f} x what is needed"
+    return "right for these settings alone: it knows neither context nor sequences"
+
+
+def _show_device(console: Console, made: Plan, device: DevicePlan, budget: Budget) -> None:
+    limit = budget.limit if device.device == "cpu" else "the card, less what is kept free"
+    console.print(f" [bold]{device.device:<4}[/]     budget {size_text(device.budget_bytes)} ({limit})")
+    largest = max(device.terms.values(), default=1)
+    for name, n_bytes in device.terms.items():
+        bar = _bar(n_bytes / largest, knows_unicode(console))
+        detail = f"  [dim]{_kv_text(made)}[/]" if name == "kv_cache" else ""
+        console.print(f"   {LABELS.get(name, name):<10}{n_bytes / MIB:9.1f}  [cyan]{bar}[/]{detail}", soft_wrap=True)
+    left = device.budget_bytes - device.total_bytes
+    share = f"{100 * device.total_bytes / device.budget_bytes:.0f} % of budget" if device.budget_bytes else "no budget"
+    if left >= 0:
+        verdict = f"[bold green]FITS[/], {size_text(left)} left"
+    else:
+        verdict = f"[bold red]DOES NOT FIT[/]: {size_text(-left)} over"
+    console.print(f"   {'total':<10}{device.total_bytes / MIB:9.1f}  MiB = {share}      {verdict}")
+
+
+def _bar(share: float, has_blocks: bool) -> str:
+    if not has_blocks:
+        return "#" * max(1, round(share * BAR_WIDTH))
+    eighths = round(share * BAR_WIDTH * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip() or "▏"
+
+
+def _kv_text(made: Plan) -> str:
+    settings = made.settings
+    if settings.kv_unified:
+        tokens, text = settings.slot_tokens, f"{settings.max_num_seqs} sequences share {settings.slot_tokens} tokens"
+    else:
+        tokens = settings.slot_tokens * settings.max_num_seqs
+        text = f"{settings.max_num_seqs} x {settings.max_seq_len} tokens"
+    kv_bytes = sum(device.terms.get("kv_cache", 0) for device in made.devices)
+    each = kv_bytes / tokens / KIB
+    return f"{text}, {settings.kv_cache_dtype}, {each:.1f} KiB each"
+
+
+def show_alternatives(console: Console, found: list[Alternative]) -> None:
+    """Commands that plan something that fits."""
+    console.print("\n These do (planned the same way):")
+    width = max(len(each.command) for each in found)
+    for letter, each in zip("abcdefgh", found, strict=False):
+        figures = f"{shown(each.command):<{width}}  {size_text(each.total_bytes):>9}"
+        console.print(f"   {letter}  {figures}   [dim]{shown(each.note)}[/]", soft_wrap=True)
+    console.print()
