@@ -14,6 +14,7 @@ import msgspec
 from laya.errors import BadModelFile
 from laya.memory.facts import ModelFacts, facts_before_download
 from laya.memory.hf_config import HfConfig
+from laya.memory.hf_names import FIGURES
 from laya.memory.hf_parameters import is_gated
 from laya.memory.hf_shape import shape_of, unknown_words
 from laya.memory.hf_weights import (
@@ -142,12 +143,14 @@ def _encoder_width(config: HfConfig) -> int:
     for key in ("vision_config", "audio_config"):
         part: Any = config.outer.get(key)
         if isinstance(part, dict):
-            widths = [part.get(name) for name in ("hidden_size", "embed_dim", "d_model", "width")]
-            wide = [part.get(name) for name in ("intermediate_size", "encoder_ffn_dim")]
-            hidden = max((width for width in widths if isinstance(width, int)), default=1024)
-            inner = max((width for width in wide if isinstance(width, int)), default=4 * hidden)
+            hidden = _first_count(part, "embed_dim", "hidden_size", "d_model", "width") or 1024
+            inner = _first_count(part, "intermediate_size", "encoder_ffn_dim") or 4 * hidden
             widest = max(widest, min(6 * hidden + 3 * inner, 1 << 20))
     return widest
+
+
+def _first_count(part: dict[str, Any], *names: str) -> int:
+    return next((part[name] for name in names if type(part.get(name)) is int and part[name] > 0), 0)
 
 
 def _notes(config: HfConfig, shape: ModelShape, weights: HfWeights) -> list[str]:
@@ -164,6 +167,8 @@ def _notes(config: HfConfig, shape: ModelShape, weights: HfWeights) -> list[str]
             )
     if weights.nextn_bytes:
         notes.append(f"{weights.nextn_bytes >> 20} MiB of the weights are layers for multi-token prediction")
+    if not config.has(*FIGURES["context_length"]) and any(layer.k for layer in shape.layers):
+        notes.append("its config says no trained length, so any is planned")
     words = unknown_words(config)
     if words:
         notes.append(f"layers of kind {', '.join(words)} are not known: counted as full attention, an upper bound")

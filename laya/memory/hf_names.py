@@ -19,15 +19,15 @@ granitemoe=granitemoe granitemoehybrid=granitehybrid granitemoeshared=granitemoe
 hunyuan_v1_dense=hunyuan-dense hunyuan_v1_moe=hunyuan-moe internlm2=internlm2 internlm3=llama jais=jais jamba=jamba
 kimi_k2=deepseek2 kimi_linear=kimi-linear lfm2=lfm2 lfm2_moe=lfm2moe llada=llada llama=llama llama4=llama4
 llama4_text=llama4 mamba=mamba mamba2=mamba2 minicpm=minicpm minicpm3=minicpm3 minimax_m2=minimax-m2
-minimax_text_01=minimax-01 minimax_m1=minimax-01 minimax=minimax-01 ministral3=mistral3 mistral=llama mistral3=mistral3
-mixtral=llama modernbert=modern-bert mpt=mpt nemotron=nemotron nemotron_h=nemotron_h new=bert nomic_bert=nomic-bert
-olmo=olmo olmo2=olmo2 olmo3=olmo2 olmoe=olmoe openelm=openelm orion=orion phi=phi2 phi3=phi3 phi4=phi3 phimoe=phimoe
-plamo=plamo plamo2=plamo2 plamo3=plamo3 qwen=qwen qwen2=qwen2 qwen2_moe=qwen2moe qwen2_vl=qwen2vl
-qwen2_vl_text=qwen2vl qwen2_5_vl=qwen2vl qwen2_5_vl_text=qwen2vl qwen3=qwen3 qwen3_5=qwen35 qwen3_5_text=qwen35
-qwen3_5_moe=qwen35moe qwen3_5_moe_text=qwen35moe qwen3_moe=qwen3moe qwen3_next=qwen3next qwen3_vl=qwen3vl
-qwen3_vl_text=qwen3vl qwen3_vl_moe=qwen3vlmoe qwen3_vl_moe_text=qwen3vlmoe roberta=bert rwkv6=rwkv6 rwkv7=rwkv7
-seed_oss=seed_oss smallthinker=smallthinker smollm3=smollm3 stablelm=stablelm starcoder2=starcoder2 step3p5=step35
-xlm-roberta=bert xverse=xverse yi=llama
+mimo_v2_flash=mimo2 minimax_text_01=minimax-01 minimax_m1=minimax-01 minimax=minimax-01 ministral3=mistral3
+mistral=llama mistral3=mistral3 mixtral=llama modernbert=modern-bert mpt=mpt nemotron=nemotron nemotron_h=nemotron_h
+new=bert nomic_bert=nomic-bert olmo=olmo olmo2=olmo2 olmo3=olmo2 olmoe=olmoe openelm=openelm orion=orion phi=phi2
+phi3=phi3 phi4=phi3 phimoe=phimoe plamo=plamo plamo2=plamo2 plamo3=plamo3 qwen=qwen qwen2=qwen2 qwen2_moe=qwen2moe
+qwen2_vl=qwen2vl qwen2_vl_text=qwen2vl qwen2_5_vl=qwen2vl qwen2_5_vl_text=qwen2vl qwen2_5_omni_text=qwen2vl
+qwen3=qwen3 qwen3_5=qwen35 qwen3_5_text=qwen35 qwen3_5_moe=qwen35moe qwen3_5_moe_text=qwen35moe qwen3_moe=qwen3moe
+qwen3_next=qwen3next qwen3_vl=qwen3vl qwen3_vl_text=qwen3vl qwen3_vl_moe=qwen3vlmoe qwen3_vl_moe_text=qwen3vlmoe
+roberta=bert rwkv6=rwkv6 rwkv7=rwkv7 seed_oss=seed_oss smallthinker=smallthinker smollm3=smollm3 stablelm=stablelm
+starcoder2=starcoder2 step3p5=step35 xlm-roberta=bert xverse=xverse yi=llama
 """
 ARCHITECTURES = dict(pair.split("=") for pair in _NAMES.split())
 
@@ -43,7 +43,7 @@ ATTENTION_WORDS = frozenset({"full_attention", "attention", "global", "global_at
 # Every figure, by GGUF's key, under the names that configs have for it; the first that is there counts.
 FIGURES = {
     "block_count": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers"),
-    "embedding_length": ("hidden_size", "n_embd", "d_model", "model_dim", "dim"),
+    "embedding_length": ("hidden_size", "n_embd", "n_embed", "d_model", "model_dim", "dim"),
     "attention.head_count": ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads"),
     "attention.head_count_kv": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads",
                                 "multi_query_group_num", "num_attention_groups"),
@@ -60,7 +60,7 @@ FIGURES = {
     "expert_feed_forward_length": ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size",
                                    "expert_ffn_hidden_size"),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
-                                          "shared_intermediate_size", "intermediate_size_shared"),
+                                          "shared_intermediate_size", "intermediate_size_shared", "share_expert_dim"),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
     "first_dense": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_dense_layers"),
     "nextn_predict_layers": ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers"),

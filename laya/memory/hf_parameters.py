@@ -23,8 +23,8 @@ UNGATED = frozenset(_UNGATED.split())
 _LEARNED_POSITIONS = frozenset({"bert", "gpt2", "gpt_bigcode", "gpt_neo", "opt", "roberta", "xlm-roberta"})
 # Families whose embedding is the output matrix too unless the config says otherwise.
 _TIED = """
-bloom cohere cohere2 falcon gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4 gemma4_text gpt2 gpt_bigcode
-lfm2 lfm2_moe mamba mpt opt smollm3 starcoder2
+bert bloom cohere cohere2 falcon gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4 gemma4_text gpt2
+gpt_bigcode lfm2 lfm2_moe mamba modernbert mpt new nomic_bert opt roberta smollm3 starcoder2 t5 xlm-roberta
 """
 TIED = frozenset(_TIED.split())
 
@@ -77,6 +77,8 @@ def parameters_of(config: HfConfig, shape: ModelShape) -> Parameters:
             linear += shared
         elif _has_feed_forward(config, shape, word):
             linear += dense_ff
+    if config.flag("is_encoder_decoder"):
+        linear *= 3  # the encoder's stack, the decoder's, and attention across
     copies = 1 if is_tied(config) else 2
     per_layer = 8 * shape.n_embd + sum(max(shape.n_head_kv, default=0) * width for width in _widths(shape)) + 4096
     per_layer += shape.n_expert * (2 * shape.n_ff_expert + shape.n_embd) if config.flag("attention_bias") else 0
@@ -185,7 +187,7 @@ def _encoder(config: HfConfig, shape: ModelShape) -> int:
         part = config.outer.get(key)
         if not isinstance(part, dict):
             continue
-        width = _first(part, "hidden_size", "embed_dim", "d_model", "width", "num_channels")
+        width = _first(part, "embed_dim", "hidden_size", "d_model", "width")
         depth = _first(part, "num_hidden_layers", "depth", "encoder_layers", "layers", "conf_num_hidden_layers")
         wide = _first(part, "intermediate_size", "encoder_ffn_dim") or 4 * width
         total += depth * (4 * width * width + 3 * width * wide) + 8 * width * shape.n_embd + 2048 * width

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from laya.memory import families
+import msgspec
+
 from laya.memory.gguf_shape import read_shape
 from laya.memory.hf_config import MAX_LAYERS, HfConfig
 from laya.memory.hf_names import (
@@ -24,7 +25,8 @@ from laya.memory.hf_names import (
 )
 from laya.memory.shape import ModelShape
 
-UNTOLD_CONTEXT = 1 << 20  # of recurrent models, which have no longest input
+IMAGE_TOKENS = 4 * 1601  # that cross attention keeps of an image: four tiles
+UNTOLD_CONTEXT = 1 << 20  # of models without a longest input, and of those whose config is silent
 # No head of attention in any layer.
 _WITHOUT_HEADS = frozenset({"mamba", "mamba2", "rwkv6", "rwkv7"})
 _SCALES_ROPE = frozenset({"dynamic", "linear", "llama3", "longrope", "ntk", "su", "yarn"})
@@ -42,7 +44,16 @@ def shape_of(config: HfConfig) -> ModelShape:
     """The shape a config describes. Raises BadModelFile naming the key that is missing or impossible."""
     architecture = architecture_of(config)
     metadata = {f"{architecture}.{key}": value for key, value in _figures(config, architecture) if value is not None}
-    return read_shape(Path(config.name), {"general.architecture": architecture, **metadata})
+    shape = read_shape(Path(config.name), {"general.architecture": architecture, **metadata})
+    crossed = set(config.numbers("cross_attention_layers") or ())
+    if not crossed:
+        return shape
+    # Counted beside a cache of their own, which no engine gives them: an upper bound.
+    rows = (
+        msgspec.structs.replace(row, n_cross=IMAGE_TOKENS) if il in crossed else row
+        for il, row in enumerate(shape.layers)
+    )
+    return msgspec.structs.replace(shape, layers=tuple(rows))
 
 
 def n_layers(config: HfConfig) -> int:
@@ -101,11 +112,7 @@ def _figures(config: HfConfig, architecture: str) -> Iterator[tuple[str, Any]]:
     yield "embedding_length", n_embd
     yield "embedding_length_per_layer_input", config.number("hidden_size_per_layer_input", default=0)
     yield "vocab_size", config.number(*FIGURES["vocab_size"], default=0)
-    has_end = not (architecture in _WITHOUT_HEADS or families.RECURRENT.get(architecture) == "all")
-    yield (
-        "context_length",
-        config.number(*FIGURES["context_length"], default=None if has_end else UNTOLD_CONTEXT, least=1, most=1 << 40),
-    )
+    yield "context_length", config.number(*FIGURES["context_length"], default=UNTOLD_CONTEXT, least=1, most=1 << 40)
     yield from _rope(config)
     yield from _feed_forward(config, n_embd)
     yield from _heads(config, architecture, n_layer, n_embd, words)
@@ -176,6 +183,9 @@ def _heads(
     n_head_kv = (
         (1,) * n_layer if is_latent and architecture not in _EXPANDED_LATENT else _kv_heads(config, n_layer, n_head)
     )
+    if config.has("swa_num_key_value_heads") and words is not None:  # MiMo: more heads where there is a window
+        windowed = config.number("swa_num_key_value_heads", least=1)
+        n_head_kv = tuple(windowed if word in WINDOW_WORDS else n for word, n in zip(words, n_head_kv, strict=True))
     if config.has("global_head_dim"):  # Gemma 4: the layers that see everything have wider heads, and fewer
         n_full = config.number("num_global_key_value_heads", default=0)
         is_full = [word not in WINDOW_WORDS for word in words or ("full",) * n_layer]

@@ -215,14 +215,15 @@ def capacity_at_utilization(model: VllmModel, choice: _Try) -> tuple[int, KvCapa
 
 
 def _notes(model: VllmModel, choice: _Try) -> list[str]:
-    room, held = capacity_at_utilization(model, choice)
     settings, found = model.settings, model.found
-    notes = [
-        f"at gpu_memory_utilization {settings.gpu_memory_utilization} vLLM would keep {size_text(room)} a GPU for its "
-        f"KV cache: {held.tokens} tokens, {held.max_concurrency:.2f} sequences of {choice.max_seq_len}",
-        "compute, graphs and overhead are bounds from logged runs",
-        *found.notes,
-    ]
+    notes = ["compute, graphs and overhead are bounds from logged runs", *found.notes]
+    if _cache(model, choice).groups:
+        room, held = capacity_at_utilization(model, choice)
+        notes.insert(
+            0,
+            f"at gpu_memory_utilization {settings.gpu_memory_utilization} vLLM would keep {size_text(room)} a GPU for "
+            f"its KV cache: {held.tokens} tokens, {held.max_concurrency:.2f} sequences of {choice.max_seq_len}",
+        )
     if found.shape.bound and "not known" in found.shape.bound:
         notes.append(f"upper bound: {found.shape.bound}")
     if not settings.n_speculative_tokens and found.weights.nextn_bytes:

@@ -128,6 +128,21 @@ def test_unknown_model_type_is_a_named_upper_bound(plenty: Budget, tmp_path: Pat
     assert plan.devices[0].terms["kv_cache"] == 4 * 4096 * 2 * 2 * 64 * 2  # every layer at full context
 
 
+def test_heads_by_kind_of_layer_and_cross_attention() -> None:
+    windows = {"model_type": "mimo_v2_flash", "sliding_window": 128, "hybrid_layer_pattern": [0, 1, 1, 1],
+               "swa_num_key_value_heads": 4}  # fmt: skip
+    layers = facts_of_config(SMALL | windows).shape.layers
+    assert [(layer.n_head_kv, layer.window) for layer in layers] == [(2, 0), (4, 128), (4, 128), (4, 128)]
+    crossed = facts_of_config(SMALL | {"model_type": "mllama_text_model", "cross_attention_layers": [1]}).shape.layers
+    assert [bool(layer.n_cross) for layer in crossed] == [False, True, False, False]
+
+
+def test_config_without_a_length_says_so() -> None:
+    facts = facts_of_config({key: value for key, value in SMALL.items() if key != "max_position_embeddings"})
+    assert facts.shape.n_ctx_train == 1 << 20
+    assert any("no trained length" in note for note in facts.notes)
+
+
 def test_folder_weights_are_exact(tmp_path: Path) -> None:
     total = write_model(tmp_path / "m", SMALL, table_of(SMALL))
     facts = facts_of_hf(tmp_path / "m")

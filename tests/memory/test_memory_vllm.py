@@ -245,6 +245,14 @@ def test_plan_source_in_vllms_terms(plenty: Budget, tmp_path: Any, make_gguf: An
         plan_source(make_gguf(), AskedSettings(), plenty, model_id="g", vllm=VllmSettings(), cards=cards(12.0))
 
 
+def test_an_encoder_has_no_kv_cache(plenty: Budget) -> None:
+    encoder = {"model_type": "bert", "hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 12,
+               "intermediate_size": 1536, "vocab_size": 30522, "max_position_embeddings": 512}  # fmt: skip
+    plan = planned(facts_of_config(encoder), plenty, 8.0)
+    assert plan.fits and "kv_cache" not in plan.devices[0].terms
+    assert not any("sequences of" in note for note in plan.notes)
+
+
 def test_every_config_is_priced(plenty: Budget) -> None:
     for name in CONFIGS:
         plan = planned(facts_of_config(name), plenty, 2000.0, max_seq_len=1024, max_num_seqs=2)
