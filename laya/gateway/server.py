@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import uvicorn
@@ -36,7 +36,7 @@ from laya.gateway.dispatch import Dispatcher
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
 from laya.gateway.fleet import Fleet
-from laya.gateway.guarding import GivesBack, Guarding, claim_ceilings
+from laya.gateway.guarding import Guarding, claim_ceilings
 from laya.gateway.limits import Limits
 from laya.gateway.protocol import LayaProtocol
 from laya.memory import Machine
@@ -170,7 +170,7 @@ class Gateway:
         self.dispatcher = Dispatcher(self.fleet, self.router, self.keys, self.stats)
         self.fleet.pump = self.dispatcher.pump
         self.guarding = Guarding(
-            cast(GivesBack, self.fleet),
+            self.fleet,
             self.supervisor,
             ceilings,
             events=self.events,

@@ -27,6 +27,16 @@ models:
   honest: {{source: {model}, engine_path: {program}}}
   liar: {{source: {model}, engine_path: {program}, args: {{greed_mib: 2048}}}}
 """
+ANYWAY = """
+version: 1
+n_threads: 1
+max_seq_len: 512
+max_num_seqs: 1
+memory: {{budget: 580MiB}}
+models:
+  honest: {{source: {model}, engine_path: {program}, pinned: true}}
+  big: {{source: {model}, max_seq_len: 8192, max_num_seqs: 2, kv_cache_dtype: f16}}
+"""
 P99_S = 0.050
 
 
@@ -71,3 +81,26 @@ def test_engine_that_lies_about_its_size_dies_alone_and_the_bytes_are_named(
     states = {model["id"]: model for model in server.state()["models"]}  # type: ignore[attr-defined]
     assert states["honest"]["state"] == "ready" and states["honest"]["restarts"] == 0
     assert p99_s < P99_S
+
+
+def test_model_loaded_anyway_dies_alone_at_its_ceiling(
+    serve: Serve, stub_llama_server: Path, smollm2_path: Path
+) -> None:
+    """It needs twice what is free; somebody insists."""
+    server = serve("honest", config=ANYWAY.format(model=smollm2_path, program=stub_llama_server))
+    (honest,) = (model["pid"] for model in server.state()["models"] if model["id"] == "honest")  # type: ignore[attr-defined]
+    refused = httpx.post(f"{server.url}/admin/models/big/load", trust_env=False, timeout=60)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "insufficient_memory")
+    need_bytes = refused.json()["error"]["need_bytes"]
+    start_s = time.monotonic()
+    died = httpx.post(f"{server.url}/admin/models/big/load?anyway=true", trust_env=False, timeout=60)
+    error = died.json()["error"]
+    took_s = time.monotonic() - start_s
+    print(f"\nanyway: needs {need_bytes} bytes; {died.status_code} after {took_s:.1f} s: {error['message']}")
+    assert (died.status_code, error["code"]) == (422, "engine_out_of_memory")
+    assert 1.8 <= need_bytes / error["limit_bytes"] <= 3
+    assert str(error["limit_bytes"]) in error["message"] and str(error["peak_bytes"]) in error["message"]
+    assert [event["model"] for event in events(server) if event["kind"] == "memory_limit"] == ["big"]
+    assert chat(server, "honest").status_code == 200
+    states = {model["id"]: model for model in server.state()["models"]}  # type: ignore[attr-defined]
+    assert (states["honest"]["pid"], states["honest"]["restarts"]) == (honest, 0)
