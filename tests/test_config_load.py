@@ -264,7 +264,6 @@ def test_every_foreign_key_leads_to_a_key_of_ours() -> None:
         ("gpu_layers: all", "gpu_layers 'all': no GPU engine is here yet"),
         ("gpu_layers: 33", "gpu_layers 33: no GPU engine is here yet"),
         ("experts_on_cpu: 3", "experts_on_cpu 3: no GPU engine is here yet"),
-        ("overflow: trim", "overflow 'trim': trimming is not built yet"),
         ("kv_cache_dtype: fp8", "kv_cache_dtype 'fp8': did you mean q8_0?"),
         ("engine: vllm", "engine: expected llamacpp, got 'vllm'"),
     ],
@@ -275,7 +274,7 @@ def test_a_value_that_cannot_be_honoured_is_refused(text: str, expected: str) ->
 
 @pytest.mark.parametrize(
     "text", ["quantization: none", "quantization: auto", "quantization:", "replicas: 1", "gpus: []", "gpu_layers: 0",
-             "gpu_layers: auto", "experts_on_cpu: 0", "overflow: refuse", "kv_cache_dtype: iq4_nl",
+             "gpu_layers: auto", "experts_on_cpu: 0", "overflow: refuse", "overflow: trim", "kv_cache_dtype: iq4_nl",
              "kv_cache_dtype: auto"]
 )  # fmt: skip
 def test_the_plain_form_of_those_keys_is_taken(text: str) -> None:

@@ -95,10 +95,6 @@ def _kv_cache_dtype(value: str) -> str | None:
     return (f"did you mean {close}? " if close else "") + f"There are {', '.join(KV_CACHE_DTYPES)}"
 
 
-def _overflow(value: str) -> str | None:
-    return "trimming is not built yet; `refuse` answers 400 with both lengths" if value == "trim" else None
-
-
 def _on_gpu(value: int | str | list[int]) -> str | None:
     return None if value in (0, "auto", []) else _NO_GPU
 
@@ -110,7 +106,6 @@ def _replicas(value: int) -> str | None:
 _REASONS: dict[str, Callable[[Any], str | None]] = {
     "quantization": _quantization,
     "kv_cache_dtype": _kv_cache_dtype,
-    "overflow": _overflow,
     "gpu_layers": _on_gpu,
     "experts_on_cpu": _on_gpu,
     "gpus": _on_gpu,

@@ -166,7 +166,7 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = UNSET
     overflow: Annotated[
         Literal["refuse", "trim"] | UnsetType,
-        Meta(description="What happens to a prompt longer than max_seq_len; trim is refused until it is there."),
+        Meta(description="A chat longer than max_seq_len: refuse it, or trim its oldest turns (the answer says so)."),
     ] = UNSET
     queue_size: Annotated[
         Annotated[int, Meta(ge=0)] | UnsetType,

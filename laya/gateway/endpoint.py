@@ -88,6 +88,7 @@ class Endpoint:
         self.template_bytes = template_bytes
         planned, settings = plan.settings, self.settings
         self.passes_plain = address.cancels_whole and not planned.kv_unified and not settings.defaults
+        self.passes_plain &= settings.overflow == "refuse"
         is_chat, is_padded = EndpointKind.CHAT in self.kinds, planned.slot_tokens != planned.max_seq_len
         if self._lane is not None and self.passes_plain and is_chat and not is_padded:
             head = self.pool.head(ENGINE_STARTS[EndpointKind.CHAT])

@@ -6,18 +6,23 @@ question, the engine's own tokenizer is asked, and the answer is exact.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from laya.errors import ContextLengthExceeded, InvalidRequest
-from laya.gateway.body import ChatHead, CompletionHead, EmbeddingHead, ParsedBody, RerankHead
+from laya.gateway.body import ChatHead, CompletionHead, EmbeddingHead, MessageHead, ParsedBody, RerankHead, parse_body
+from laya.gateway.trim import answer_tokens, fewest_dropped
+from laya.types import EndpointKind
 
 if TYPE_CHECKING:
     from laya.gateway.endpoint import Endpoint
     from laya.gateway.exchange import Exchange
 
 
+_RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_MESSAGES = msgspec.json.Decoder(list[MessageHead])
 BYTES_A_TOKEN_MOST = 32  # of text, on average over a whole prompt: what packs more is no text
 
 
@@ -30,6 +35,8 @@ def must_count(exchange: Exchange, endpoint: Endpoint) -> bool:
     bound = parsed.prompt_bound_tokens + endpoint.template_bytes
     if not parsed.generates:
         return bound > planned.n_ubatch
+    if _may_trim(exchange, endpoint) and bound + _for_answer(parsed, endpoint) > planned.max_seq_len:
+        return True
     if planned.kv_unified:
         return True  # promising a shared pool bytes for tokens would leave most of it empty
     if parsed.max_tokens is None:
@@ -48,7 +55,7 @@ def refuse_hopeless(exchange: Exchange, endpoint: Endpoint) -> None:
     if endpoint.settings.mmproj is not None:
         return  # images are many bytes and few tokens
     limit = planned.max_seq_len if parsed.generates else planned.n_ubatch
-    if len(parsed.data) <= limit * BYTES_A_TOKEN_MOST:
+    if len(parsed.data) <= limit * BYTES_A_TOKEN_MOST or _may_trim(exchange, endpoint):
         return
     if isinstance(parsed.head, ChatHead):
         n_bytes = sum(len(bytes(parsed.fields[name])) for name in ("messages", "tools") if name in parsed.fields)
@@ -63,7 +70,13 @@ async def settle_length(exchange: Exchange, endpoint: Endpoint) -> None:
     """Count the prompt; lower max_tokens to what the context still holds. Raises ContextLengthExceeded."""
     parsed, planned = exchange.parsed, endpoint.planned
     assert parsed is not None and planned is not None
-    exchange.prompt_tokens = n_tokens = await _count_tokens(endpoint, parsed)
+    if _may_trim(exchange, endpoint):
+        n_tokens = await _trimmed(exchange, endpoint)
+    else:
+        n_tokens = await _count_tokens(endpoint, parsed)
+    exchange.prompt_tokens = n_tokens
+    parsed = exchange.parsed  # a shorter one, where it was trimmed
+    assert parsed is not None
     if not parsed.generates:
         if n_tokens > planned.n_ubatch:
             raise ContextLengthExceeded(planned.n_ubatch, n_tokens, param=_param_of(parsed))
@@ -76,13 +89,57 @@ async def settle_length(exchange: Exchange, endpoint: Endpoint) -> None:
         parsed.max_tokens = room
 
 
-async def _count_tokens(endpoint: Endpoint, parsed: ParsedBody) -> int:
+def _may_trim(exchange: Exchange, endpoint: Endpoint) -> bool:
+    return endpoint.settings.overflow == "trim" and exchange.kind == EndpointKind.CHAT
+
+
+def _for_answer(parsed: ParsedBody, endpoint: Endpoint) -> int:
+    assert endpoint.planned is not None
+    return answer_tokens(parsed.max_tokens, endpoint.settings.default_max_tokens, endpoint.planned.max_seq_len)
+
+
+async def _trimmed(exchange: Exchange, endpoint: Endpoint) -> int:
+    """Drop the oldest turns as far as need be, and say so; gives the tokens that are left.
+
+    Raises ContextLengthExceeded where what must stay is more than any tokenizer brings into the context.
+    """
+    parsed, planned = exchange.parsed, endpoint.planned
+    assert parsed is not None and planned is not None
+    raw = _RAW_LIST.decode(parsed.fields["messages"])
+    sizes = [len(bytes(message)) for message in raw]
+    limit_bytes = planned.max_seq_len * BYTES_A_TOKEN_MOST
+
+    def without(dropped: Sequence[int]) -> dict[str, Any]:
+        gone = set(dropped)
+        return {"messages": [message for index, message in enumerate(raw) if index not in gone]}
+
+    async def count(dropped: Sequence[int]) -> int:
+        n_bytes = sum(sizes) - sum(sizes[index] for index in dropped)
+        if n_bytes > limit_bytes and endpoint.settings.mmproj is None:
+            return n_bytes // BYTES_A_TOKEN_MOST  # the engine is not asked for what is hopeless
+        return await _count_tokens(endpoint, parsed, without(dropped))
+
+    dropped, n_tokens = await fewest_dropped(
+        _MESSAGES.decode(parsed.fields["messages"]),
+        sizes,
+        limit_bytes=limit_bytes,
+        limit_tokens=planned.max_seq_len - _for_answer(parsed, endpoint),
+        count=count,
+    )
+    if dropped:
+        trimmed = exchange.parsed = parse_body(exchange.kind, parsed.edited(without(dropped)))
+        trimmed.max_tokens = parsed.max_tokens
+        exchange.extra_headers.append(b"x-laya-trimmed: %d\r\n" % len(dropped))
+    return n_tokens
+
+
+async def _count_tokens(endpoint: Endpoint, parsed: ParsedBody, changes: dict[str, Any] | None = None) -> int:
     """Exact prompt tokens of one sequence (of the longest, where there are several prompts)."""
     pool = endpoint.pool
     assert pool is not None
     head = parsed.head
     if isinstance(head, ChatHead):
-        body = parsed.edited({}, drop=("stream", "n"))
+        body = parsed.edited(changes or {}, drop=("stream", "n"))
         status, answer = await pool.fetch("POST", "/v1/chat/completions/input_tokens", body)
         if status != 200:
             raise InvalidRequest(_message_of(answer))

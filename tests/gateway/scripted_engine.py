@@ -185,6 +185,7 @@ class ScriptedEngine:
     def __init__(self, script: Script = hello) -> None:
         self.script = script
         self.prompt_tokens = 9  # what a count answers
+        self.count_of: Callable[[Any], int] = lambda body: self.prompt_tokens
         self.n_counts = 0
         self.on_connect: Callable[[Call], None] | None = None
         self.calls: list[Call] = []
@@ -206,7 +207,8 @@ class ScriptedEngine:
     def take(self, call: Call) -> None:
         if call.path.endswith(("input_tokens", "tokenize")):
             self.n_counts += 1
-            call.write(whole({"input_tokens": self.prompt_tokens, "tokens": [0] * self.prompt_tokens}))
+            n_tokens = self.count_of(call.json)
+            call.write(whole({"input_tokens": n_tokens, "tokens": [0] * n_tokens}))
             return
         self.calls.append(call)
         self.bodies.append(call.json)

@@ -181,7 +181,7 @@ async def test_held_back_nothing_is_loaded_and_requests_wait(make_world: MakeWor
     pumped: list[str] = []
     world.fleet.pump = lambda endpoint: pumped.append(endpoint.model_id)
     world.fleet.set_admitting(False, "3.0 MiB of 1.0 GiB left")
-    with pytest.raises(MemoryPressure, match="'b' is not loaded now: 3.0 MiB of 1.0 GiB left"):
+    with pytest.raises(MemoryPressure, match=r"'b' is not loaded now: 3\.0 MiB of 1\.0 GiB left"):
         await world.load("b")
     assert world.endpoint("a").held_back == "3.0 MiB of 1.0 GiB left"
     assert not world.endpoint("a").try_reserve(Request())  # type: ignore[arg-type]
