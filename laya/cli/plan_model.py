@@ -31,7 +31,6 @@ from laya.models import entries, home_path, is_remote, open_remote, resolve
 from laya.types import AskedSettings, Plan, Task
 
 NOT_HERE = "an upper bound: the file is not here, so its tensor table and vocabulary are estimated"
-DESCRIBED = "a description: weights and vocabulary are estimated from its figures"
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +87,7 @@ def subject_described(path: Path, asking: Asking) -> Subject:
     facts = read_params(path)
     asked, _ = asking.of(path.stem)
     model = _model(path.stem, facts, asked, asking, built_in_engine())
-    return Subject(word=f"--params {path}", model=model, asked=asked, is_exact=False, notes=(DESCRIBED,))
+    return Subject(word=f"--params {path}", model=model, asked=asked, is_exact=False)
 
 
 def cards_of(text: str | None) -> tuple[int, ...]:

@@ -53,9 +53,14 @@ def speed_fields(speed: PlanSpeed | None, plan: Plan) -> dict[str, Any] | None:
     rows = []
     for each in speed.speeds:
         more = each.sessions if each.sessions > plan.settings.max_num_seqs else None
-        row = msgspec.to_builtins(each) | {"each_per_s": msgspec.to_builtins(each.each_per_s)}
-        rows.append(row | {"needs_max_num_seqs": more})
+        ranges = {name: _rounded(getattr(each, name)) for name in ("tokens_per_s", "each_per_s", "first_token_s")}
+        rows.append(msgspec.to_builtins(each) | ranges | {"needs_max_num_seqs": more})
     return {"estimate": rows, "why": None}
+
+
+def _rounded(values: Range) -> dict[str, float]:
+    """Three figures: a range claims no more."""
+    return {"low": float(f"{values.low:.3g}"), "high": float(f"{values.high:.3g}")}
 
 
 def show_speed(console: Console, speed: PlanSpeed | None, plan: Plan) -> None:

@@ -39,7 +39,8 @@ def show_table(console: Console, subject: Subject, budget: Budget) -> None:
         table.add_row(str(row[0].max_num_seqs), *map(_cell_text, row))
     kv_type = (subject.asked.kv_cache_dtype or "f16").lower()
     limit = f"{size_text(budget.bytes)} may be used ({budget.limit})"
-    console.print(f" [bold]{shown(subject.model.id)}[/]   {limit}, {kv_type} cache; columns: tokens a sequence")
+    about = f"{limit}, {kv_type} cache; columns: tokens a sequence"
+    console.print(f" [bold]{shown(subject.model.id)}[/]   {about}", soft_wrap=True)
     print_table(console, table)
     console.print(f" [green]+[/] fits   [red]-[/] does not{_weights_text(subject)}", soft_wrap=True)
 
