@@ -50,6 +50,7 @@ class AskedSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str | None = None  # f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0
     kv_pool_tokens: int | None = None  # None = max_seq_len x max_num_seqs, one slot each; lower = one shared pool
     memory_limit_bytes: int | None = None  # of RAM, for this model alone; the budget still bounds it
+    kv_pool_chat_tokens: int | None = None  # a pool of one whole sequence, and so many tokens for each further one
     n_threads: int | None = None
     task: Task = "chat"
     mmap: bool = True

@@ -74,9 +74,14 @@ def _doing(requests: list[dict[str, Any]]) -> str:
     return ", ".join(parts)
 
 
-def load(model: Model, as_json: Json = False) -> None:
+def load(
+    model: Model,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Also where it does not fit, held to what is free.")] = False,
+    as_json: Json = False,
+) -> None:
     """Load a model now instead of at its first request."""
-    status = ServerClient().post(f"/admin/models/{model}/load", timeout_s=None)
+    query = "?anyway=true" if anyway else ""
+    status = ServerClient().post(f"/admin/models/{model}/load{query}", timeout_s=None)
     _say(status, as_json)
 
 

@@ -37,6 +37,8 @@ Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port (default 
 Lan = Annotated[bool, typer.Option("--lan", help="Make a key, listen on all addresses, print what to paste.")]
 Budget = Annotated[str | None, typer.Option("--memory-budget", help="Bytes engines may use in all, e.g. 8GiB or 50%.")]
 
+Anyway = Annotated[bool, typer.Option("--anyway", help="Load what does not fit too, held to the memory that is free.")]
+
 
 def serve(
     context: typer.Context,
@@ -46,10 +48,13 @@ def serve(
     port: Port = None,
     lan: Lan = False,
     memory_budget: Budget = None,
+    anyway: Anyway = False,
 ) -> None:
     """Serve models on one port. Settings of config.yaml, vLLM and llama.cpp work as flags (--max-seq-len 8192)."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     names, config = _configured(context, models or [], config_file, memory_budget)
+    if anyway:
+        config = msgspec.structs.replace(config, memory=msgspec.structs.replace(config.memory, anyway=True))
     home = home_path()
     config, lan_key = _with_address(config, host, port, lan, home)
     sock = listen(config.server.host, config.server.port)
@@ -172,7 +177,8 @@ def _say_loaded(console: Console, gateway: Gateway, endpoint: Endpoint) -> None:
     measured = ""
     if status.measured_bytes:
         measured = f", measured {status.measured_bytes / MIB:.0f} MiB of {plan.need_bytes / MIB:.0f} planned"
-    console.print(f" [dim]loaded[/]    in {endpoint.mean_load_s:.1f} s{measured}")
+    ceiling = gateway.ceilings.words(endpoint.model_id)
+    console.print(f" [dim]loaded[/]    in {endpoint.mean_load_s:.1f} s{measured}" + (f"; {ceiling}" if ceiling else ""))
 
 
 def _say_ready(

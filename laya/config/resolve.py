@@ -14,6 +14,9 @@ from laya.types import AskedSettings, Task
 _Level = TypeVar("_Level", bound=ModelSettings)
 
 
+CHAT_ANSWERS = 2  # a chat in a pool of tokens is as long as so many answers
+
+
 class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one model, every field decided; None means auto (or none, where there is nothing to choose)."""
 
@@ -27,6 +30,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int | None = None
     kv_cache_dtype: str = "f16"
     kv_pool_tokens: int | None = None
+    kv_pool_auto: bool = False  # kv_pool_tokens: auto
     default_max_tokens: int = 1024
     enable_streaming: bool = True
     quantization: str | None = None
@@ -59,6 +63,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
             max_num_seqs=self.max_num_seqs,
             kv_cache_dtype=self.kv_cache_dtype if "kv_cache_dtype" in self.fixed else None,
             kv_pool_tokens=self.kv_pool_tokens,
+            kv_pool_chat_tokens=CHAT_ANSWERS * self.default_max_tokens if self.kv_pool_auto else None,
             memory_limit_bytes=self.memory_limit_bytes,
             n_threads=self.n_threads,
             task=self.task,
@@ -90,6 +95,7 @@ def resolve(config: Config, model_id: str) -> ResolvedModel:
         id=canonical_id,
         source=entry.source,
         aliases=tuple(entry.aliases),
+        kv_pool_auto=said.get("kv_pool_tokens") == "auto",
         ttl_s=None if ttl_s is None or ttl_s < 0 else ttl_s,
         fixed=frozenset(decided),
         **{RESOLVED_NAMES.get(name, name): _shape(name, value) for name, value in decided.items()},

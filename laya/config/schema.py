@@ -93,8 +93,8 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = UNSET
     kv_pool_tokens: Annotated[
-        Count | Auto | UnsetType,
-        Meta(description="Tokens held at once by all sequences; below max_seq_len x max_num_seqs = a shared pool."),
+        Count | Auto | UnsetType | None,
+        Meta(description="Tokens all sequences share; null = max_seq_len for each; auto = one long and many short."),
     ] = UNSET
     default_max_tokens: Annotated[
         Count | UnsetType,

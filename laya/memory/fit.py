@@ -104,7 +104,8 @@ def fit(model: Model, asked: AskedSettings, budget: Budget, rates: MachineRates 
 
 def _may_grow(model: Model, asked: AskedSettings) -> bool:
     """Whether the speed model says anything of more sequences: chat, on the CPU, as many slots as sequences."""
-    is_open = asked.max_num_seqs is None and asked.kv_pool_tokens is None
+    has_pool = asked.kv_pool_tokens is not None or asked.kv_pool_chat_tokens is not None
+    is_open = asked.max_num_seqs is None and not has_pool
     return is_open and asked.task == "chat" and not model.gpu_free_bytes
 
 

@@ -48,7 +48,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 def decide(model: Model, asked: AskedSettings, choice: Choice) -> PlannedSettings:
     """Every setting of the engine for this choice."""
     worst_case = padded(choice.max_seq_len) * choice.max_num_seqs
-    pool = asked.kv_pool_tokens
+    pool = asked.kv_pool_tokens or auto_pool_tokens(model, asked, choice)
     unified = pool is not None and padded(pool) < worst_case and choice.max_num_seqs > 1
     slot = padded(pool) if unified and pool is not None else padded(choice.max_seq_len)
     # An embedding is computed in one piece, so the batch must hold the longest input.
@@ -76,6 +76,17 @@ def _asked_gpu_layers(model: Model, asked: AskedSettings) -> int:
         return 0
     every = model.shape.n_layer + 1
     return every if asked.gpu_layers is None else min(asked.gpu_layers, every)
+
+
+def auto_pool_tokens(model: Model, asked: AskedSettings, choice: Choice) -> int | None:
+    """`kv_pool_tokens: auto`: one document of full length and a chat in every other sequence; None where not asked.
+
+    One batch more, since the engine fills cells a batch at a time and admission leaves it free.
+    """
+    if asked.kv_pool_chat_tokens is None or asked.task != "chat":
+        return None
+    chats = (choice.max_num_seqs - 1) * min(asked.kv_pool_chat_tokens, choice.max_seq_len)
+    return choice.max_seq_len + chats + model.engine.n_batch
 
 
 def price(model: Model, settings: PlannedSettings) -> dict[str, dict[str, int]]:

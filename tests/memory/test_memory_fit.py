@@ -266,3 +266,15 @@ def test_devices_sum_and_budget_are_those_of_the_plan(make_gguf: MakeGguf, plent
         assert device.total_bytes == sum(device.terms.values())
         assert device.budget_bytes == plenty.bytes
         assert {"weights", "kv_cache", "compute", "output", "overhead"} <= device.terms.keys()
+
+
+def test_auto_pool_holds_one_whole_sequence_and_a_chat_in_each_other_one(make_gguf: MakeGguf, plenty: Budget) -> None:
+    path = make_gguf(n_ctx_train=8192)
+    asked = AskedSettings(max_num_seqs=8, max_seq_len=8192, kv_pool_chat_tokens=2048)
+    settings = plan_file(path, asked, plenty, model_id="m").settings
+    assert settings.kv_unified
+    assert settings.kv_pool_tokens == 22784  # 8192 + 7 x 2048 and a batch of 128, padded
+    alone = msgspec.structs.replace(asked, max_num_seqs=1)
+    assert not plan_file(path, alone, plenty, model_id="m").settings.kv_unified
+    short = msgspec.structs.replace(asked, max_seq_len=1024)  # every sequence is a chat: nothing is left to share
+    assert not plan_file(path, short, plenty, model_id="m").settings.kv_unified
