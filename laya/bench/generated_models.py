@@ -54,7 +54,7 @@ SHAPES = {
     "window": GeneratedShape(
         architecture="gemma3", n_layer=12, n_embd=512, n_head=4, n_head_kv=4, n_ff=1024, sliding_window=512
     ),
-    "long": GeneratedShape(n_layer=4, n_embd=256, n_head=4, n_head_kv=4, n_ff=512),
+    "long": GeneratedShape(n_layer=2, n_embd=256, n_head=4, n_head_kv=4, n_ff=512),
 }  # fmt: skip
 
 
