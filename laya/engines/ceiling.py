@@ -134,10 +134,13 @@ class Ceilings:
         ceiling = self._of_model.get(model_id)
         return ceiling.hit() if ceiling is not None else None
 
-    def limit_bytes(self, model_id: str) -> int | None:
-        """What the model's last child was allowed."""
+    def words(self, model_id: str) -> str:
+        """`ceiling 591 MiB held by cgroup v2`; "" for a model whose engine has none."""
         ceiling = self._of_model.get(model_id)
-        return ceiling.limit_bytes if ceiling is not None else None
+        if ceiling is None:
+            return ""
+        by = "only watched" if ceiling.kind == "watched" else f"held by cgroup {ceiling.kind}"
+        return f"ceiling {ceiling.limit_bytes / MIB:.0f} MiB {by}"
 
     @property
     def is_watching(self) -> bool:

@@ -40,7 +40,7 @@ def engine_settings(
         pooling=pooling,
         chat_template=settings.chat_template or file.chat_template,
         engine_path=settings.engine_path,
-        ceiling_bytes=ceiling_bytes(plan),
+        ceiling_bytes=ceiling_bytes(plan, settings.memory_limit_bytes),
         threads_file=threads_file,
         load_timeout_s=settings.load_timeout_s,
     )

@@ -150,11 +150,11 @@ class Gateway:
         self.stats = GatewayStats()
         self.router = RequestRouter()
         self.events = Events()
-        ceilings = Ceilings()
+        self.ceilings = Ceilings()
         if supervisor is None:
-            ceilings, support = claim_ceilings()
+            self.ceilings, support = claim_ceilings()
             logger.info("%s", support.words)
-            make_engine = functools.partial(EngineProcess, ceilings=ceilings)
+            make_engine = functools.partial(EngineProcess, ceilings=self.ceilings)
             supervisor = Supervisor(logs_dir=home / "logs", make_engine=make_engine)
         self.supervisor = supervisor
         self.fleet = Fleet(
@@ -172,7 +172,7 @@ class Gateway:
         self.guarding = Guarding(
             self.fleet,
             self.supervisor,
-            ceilings,
+            self.ceilings,
             events=self.events,
             stats=self.stats,
             available_bytes=self.fleet.machine.available_bytes,

@@ -105,13 +105,14 @@ class Ladder:
         return "admit_again" if reading.at_s - self._calm_since_s >= CALM_S else None
 
 
-def ceiling_bytes(plan: Plan) -> int:
+def ceiling_bytes(plan: Plan, limit_bytes: int | None = None) -> int:
     """The hard limit, a whole number of MiB, on the RAM of an engine that is started with this plan.
 
-    One that does not fit and is loaded all the same gets what there is, and not a byte of what others need.
+    limit_bytes: the model's own memory_limit, which the margin does not pass either. An engine that does not fit and
+    is loaded all the same gets what there is, and not a byte of what others need.
     """
     ram = next(device for device in plan.devices if device.device == "cpu")
     if ram.total_bytes > ram.budget_bytes:
         return max(ram.budget_bytes // MIB * MIB, CEILING_MARGIN_BYTES)
-    wanted = int(ram.total_bytes * CEILING_SHARE) + CEILING_MARGIN_BYTES
-    return -(-wanted // MIB) * MIB
+    wanted = -(-(int(ram.total_bytes * CEILING_SHARE) + CEILING_MARGIN_BYTES) // MIB) * MIB
+    return wanted if limit_bytes is None else min(wanted, limit_bytes)

@@ -136,6 +136,10 @@ def test_ceiling_is_the_plan_with_a_margin() -> None:
     assert ceiling_bytes(plan_of(1000 * MIB, 4 * GIB, fits=True)) == 1100 * MIB + CEILING_MARGIN_BYTES
 
 
+def test_ceiling_does_not_pass_the_models_own_limit() -> None:
+    assert ceiling_bytes(plan_of(1000 * MIB, 1050 * MIB, fits=True), 1050 * MIB) == 1050 * MIB
+
+
 def test_ceiling_of_what_does_not_fit_is_what_there_is() -> None:
     assert ceiling_bytes(plan_of(8 * GIB, 3 * GIB, fits=False)) == 3 * GIB
     assert ceiling_bytes(plan_of(8 * GIB, 0, fits=False)) == CEILING_MARGIN_BYTES
