@@ -7,11 +7,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from machine_rates import RATES, WEIGHT_S, rates_with
 from small_gguf import MakeGguf
 
 from laya.config import parse_engine_flags
 from laya.errors import ConfigError
-from laya.memory import Budget, Machine, plan_before_download, plan_file, refusal
+from laya.memory import Budget, Machine, plan_before_download, plan_file, read_facts, refusal
+from laya.memory.engine_facts import built_in_engine
+from laya.memory.fit import fit
+from laya.memory.planner import Model
 from laya.memory.shape import ModelShape
 from laya.types import GIB, MIB, AskedSettings, Plan
 
@@ -278,3 +282,85 @@ def test_auto_pool_holds_one_whole_sequence_and_a_chat_in_each_other_one(make_gg
     assert not plan_file(path, alone, plenty, model_id="m").settings.kv_unified
     short = msgspec.structs.replace(asked, max_seq_len=1024)  # every sequence is a chat: nothing is left to share
     assert not plan_file(path, short, plenty, model_id="m").settings.kv_unified
+
+
+# more sequences, cards
+BIG = {"n_layer": 16, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_ff": 8192}
+
+
+def grown_plan(path: Path, budget: Budget, **changes: Any) -> Plan:
+    return plan_file(path, AUTO, budget, model_id="m", rates=rates_with(**changes))
+
+
+def test_sequences_grow_where_a_step_is_bound_by_reading(make_gguf: MakeGguf, plenty: Budget) -> None:
+    reads_much = {"streamed_s": {"Q8_0": 100 * WEIGHT_S, "F16": 100 * WEIGHT_S}}
+    plan = grown_plan(make_gguf(**BIG), plenty, **reads_much)
+    assert plan.settings.max_num_seqs == 8
+    assert plan.reasons["max_num_seqs"].startswith("8 get ")
+    assert "and memory is spare" in plan.reasons["max_num_seqs"]
+
+
+def test_sequences_do_not_grow_where_computing_binds(make_gguf: MakeGguf, plenty: Budget) -> None:
+    plan = grown_plan(make_gguf(**BIG), plenty, streamed_s={"Q8_0": WEIGHT_S})
+    assert plan.settings.max_num_seqs == 2
+    assert "4 would get 1.0 x the tokens/s of 2" in plan.reasons["max_num_seqs"]
+
+
+def test_sequences_do_not_grow_into_memory_that_is_not_spare(make_gguf: MakeGguf, plenty: Budget) -> None:
+    path = make_gguf(**BIG)
+    reads_much = {"streamed_s": {"Q8_0": 100 * WEIGHT_S, "F16": 100 * WEIGHT_S}}
+    four = needs(path, plenty, max_num_seqs=4)
+    plan = grown_plan(path, limited(2 * four), **reads_much)
+    assert plan.settings.max_num_seqs == 4
+    plan = grown_plan(path, limited(2 * four - 2), **reads_much)
+    assert plan.settings.max_num_seqs == 2
+    assert "more than half" in plan.reasons["max_num_seqs"]
+
+
+def test_sequences_do_not_grow_without_rates_or_where_they_are_asked(make_gguf: MakeGguf, plenty: Budget) -> None:
+    path = make_gguf(**BIG)
+    plan = plan_file(path, AUTO, plenty, model_id="m")
+    assert plan.settings.max_num_seqs == 2
+    assert "laya doctor" in plan.reasons["max_num_seqs"]
+    asked = AskedSettings(max_num_seqs=3)
+    assert plan_file(path, asked, plenty, model_id="m", rates=RATES).settings.max_num_seqs == 3
+
+
+def on_card(path: Path, card_bytes: int, asked: AskedSettings = AUTO) -> Plan:
+    model = Model(id="m", facts=read_facts(path), engine=built_in_engine(), n_cores=4, gpu_free_bytes=(card_bytes,))
+    return fit(model, asked, limited(64 * GIB))
+
+
+def test_layers_leave_the_card_last(make_gguf: MakeGguf) -> None:
+    path = make_gguf(**BIG)
+    whole = on_card(path, 64 * GIB)
+    assert whole.settings.gpu_layers == 17
+    assert whole.reasons["gpu_layers"] == "all, and the output matrix"
+    gpu = {device.device: device for device in whole.devices}["gpu0"]
+    smaller = on_card(path, gpu.total_bytes - 1)
+    assert smaller.settings.gpu_layers == 17
+    assert smaller.settings.max_num_seqs == 1
+    assert "on gpu0" in smaller.reasons["max_num_seqs"]
+    least = on_card(path, 1100 * MIB)
+    assert least.fits
+    assert 0 < least.settings.gpu_layers < 17
+    assert (least.settings.max_seq_len, least.settings.kv_cache_dtype) == (4096, "q8_0")
+    assert least.reasons["gpu_layers"].startswith("instead of 17: ")
+    for device in least.devices:
+        assert device.total_bytes <= device.budget_bytes
+
+
+def test_layers_that_were_asked_stay_on_the_card(make_gguf: MakeGguf) -> None:
+    plan = on_card(make_gguf(**BIG), 600 * MIB, AskedSettings(gpu_layers=17))
+    assert not plan.fits
+    assert plan.settings.gpu_layers == 17
+    assert "gpu_layers" not in plan.reasons
+
+
+def test_limit_of_the_model_itself_bounds_its_plan(make_gguf: MakeGguf, plenty: Budget) -> None:
+    path = make_gguf(**BIG)
+    limit = needs(path, plenty, max_num_seqs=1, max_seq_len=8192)
+    plan = plan_file(path, AskedSettings(memory_limit_bytes=limit), plenty, model_id="m")
+    assert plan.fits
+    assert plan.settings.max_seq_len == 8192
+    assert plan.devices[0].budget_bytes == limit

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
+from machine_rates import rates_with
 from small_gguf import MakeGguf
 
 from laya.cli.plan import plan
 from laya.errors import LayaError
+from laya.memory import Machine
+from laya.memory.rates import hardware_key
+from laya.store import Store
 
 
 @pytest.fixture
@@ -123,3 +129,162 @@ def test_bad_files_names_and_settings_end_with_code_2(laya_plan: Any, make_gguf:
             laya_plan(*words)
         assert caught.value.exit_code == 2
         assert said in caught.value.message
+
+
+# the other questions
+def test_alternatives_are_commands_that_fit_when_pasted(laya_plan: Any, smollm2_path: Path) -> None:
+    words = ("--max-seq-len", 8192, "--max-num-seqs", 8, "--memory-budget", "700MiB")
+    code, text = laya_plan(smollm2_path, *words, "--json")
+    seen = json.loads(text)
+    assert code == 3
+    assert len(seen["alternatives"]) >= 3
+    assert any("--gpu-memory" in each["command"] for each in seen["alternatives"])
+    for each in seen["alternatives"]:
+        verb, *pasted = shlex.split(each["command"].removeprefix("laya "))
+        assert verb == "plan"
+        code, text = laya_plan(*pasted, "--json")
+        again = json.loads(text)
+        assert code == 0, each
+        assert again["fits"]
+        assert sum(device["total_bytes"] for device in again["devices"]) == each["total_bytes"], each
+
+
+def test_model_too_large_for_any_setting_still_has_three_alternatives(laya_plan: Any) -> None:
+    code, text = laya_plan(
+        "qwen3-32b", "--max-seq-len", 32768, "--max-num-seqs", 8, "--memory-budget", "8GiB", "--json"
+    )
+    found = json.loads(text)["alternatives"]
+    assert code == 3
+    assert len(found) >= 3
+    assert any("smaller" in each["note"] for each in found)
+    assert any("card" in each["note"] for each in found)
+    for each in found:
+        assert laya_plan(*shlex.split(each["command"].removeprefix("laya plan ")))[0] == 0, each
+
+
+def test_fewer_bits_of_the_same_model_are_found_on_this_disk(
+    laya_plan: Any, make_gguf: MakeGguf, tmp_path: Path
+) -> None:
+    (tmp_path / "models").mkdir()
+    big = {"n_layer": 8, "n_embd": 1024, "n_ff": 4096}
+    for weights in ("F16", "Q8_0"):
+        make_gguf(f"models/Mine-{weights}", weights=weights, **big)
+    asked = ("--max-seq-len", 32768, "--max-num-seqs", 2, "--kv-cache-dtype", "f16")
+    need = json.loads(laya_plan("Mine-Q8_0", *asked, "--json")[1])["devices"][0]["total_bytes"]
+    code, text = laya_plan("Mine-F16", *asked, "--memory-budget", need, "--json")
+    notes = {each["note"]: each["command"] for each in json.loads(text)["alternatives"]}
+    assert code == 3
+    assert "laya plan mine-q8_0 " in notes["the same model in fewer bits"].casefold()
+
+
+def test_table_is_the_grid_for_people_and_as_json(laya_plan: Any, make_gguf: MakeGguf) -> None:
+    code, text = laya_plan(make_gguf(), "--table", "--memory-budget", "1GiB")
+    assert code == 0
+    assert "32768" in text
+    assert "+" in text
+    seen = json.loads(laya_plan(make_gguf(), "--table", "--memory-budget", "1GiB", "--json")[1])
+    assert seen["budget_bytes"] == 1 << 30
+    assert all(cell["fits"] is (cell["need_bytes"] <= 1 << 30) for cell in seen["cells"])
+
+
+def test_compare_shows_the_articles_two_configs(laya_plan: Any, make_gguf: MakeGguf, tmp_path: Path) -> None:
+    path = make_gguf(n_layer=8, n_head_kv=4)
+    (tmp_path / "old.yaml").write_text("version: 1\nmax_seq_len: 32768\nmax_num_seqs: 8\n")
+    (tmp_path / "new.yaml").write_text("version: 1\nmax_seq_len: 4096\nmax_num_seqs: 1\nenable_streaming: true\n")
+    code, text = laya_plan(path, "--compare", "old.yaml", "new.yaml")
+    assert code == 0
+    for words in ("old.yaml", "new.yaml", "changed", "x less", "kv_cache"):
+        assert words in text
+    seen = json.loads(laya_plan(path, "--compare", "old.yaml", "new.yaml", "--json")[1])
+    ((old, new),) = seen["models"].values()
+    kv = [side["plan"]["devices"][0]["terms"]["kv_cache"] for side in (old, new)]
+    assert kv[0] == 64 * kv[1]
+    (tmp_path / "new.yaml").write_text("version: 1\nmodels: {gone: {source: /nowhere/gone.gguf}}\n")
+    seen = json.loads(laya_plan("--compare", "old.yaml", "new.yaml", "--json")[1])
+    assert "gone" in seen["models"]["gone"][1]["error"]
+
+
+def test_description_is_planned_by_its_figures(laya_plan: Any, tmp_path: Path) -> None:
+    params = {"n_layer": 32, "n_head": 32, "n_head_kv": 32, "n_embd": 4096, "n_ff": 11008, "n_vocab": 32000}
+    (tmp_path / "7b.json").write_text(json.dumps({"arch": "llama", "params": params}))
+    words = ("--params", "7b.json", "--max-seq-len", 4096, "--max-num-seqs", 1, "--memory-budget", "90%", "--json")
+    seen = json.loads(laya_plan(*words)[1])
+    assert seen["model"] == "7b"
+    assert seen["exact"] is False
+    assert seen["settings"]["max_seq_len"] == 4096
+    seen = json.loads(laya_plan(*words[:-1], "--gpu-memory", "24GiB", "--json")[1])
+    gpu = seen["devices"][1]
+    assert gpu["device"] == "gpu0"
+    assert gpu["terms"]["kv_cache"] == 2 << 30  # the article's 2 GB at 4096 tokens
+    assert seen["fits"]
+
+
+def test_whole_config_says_what_coexists_and_what_makes_way(
+    laya_plan: Any, make_gguf: MakeGguf, tmp_path: Path
+) -> None:
+    path = make_gguf(n_layer=8, n_head_kv=4)
+    fixed = f"source: {path}, max_seq_len: 32768, max_num_seqs: 2, kv_cache_dtype: f16"
+    others = f"c: {{source: {path}}}, gone: {{source: /no/x.gguf}}"
+    models = f"models: {{a: {{{fixed}}}, b: {{{fixed}, pinned: true}}, {others}}}"
+    (tmp_path / "config.yaml").write_text(f"version: 1\nmemory: {{budget: 1GiB}}\n{models}\n")
+    need = json.loads(laya_plan("a", "--json")[1])["devices"][0]["total_bytes"]
+    (tmp_path / "config.yaml").write_text(f"version: 1\nmemory: {{budget: {2 * need - 1}}}\n{models}\n")
+    code, text = laya_plan("--json")
+    seen = json.loads(text)
+    assert code == 3  # `gone` can't be planned
+    assert set(seen["plans"]) == {"a", "b", "c"}
+    assert "x.gguf" in seen["errors"]["gone"]
+    found = {(each["asked"], each["loaded"]): each["outcome"] for each in seen["meetings"]}
+    assert found["a", "b"] == "refused"
+    assert found["b", "a"] == "unloads"
+    assert found["c", "a"] == "smaller"
+    code, text = laya_plan()
+    for words in ("together", "refused beside b", "unloads a", "pinned"):
+        assert words in text
+
+
+def test_speed_is_told_where_it_was_measured(laya_plan: Any, make_gguf: MakeGguf, tmp_path: Path) -> None:
+    seen = json.loads(laya_plan(make_gguf(), "--json")[1])
+    assert seen["speed"] == {"estimate": None, "why": "not measured: `laya doctor` measures this machine once"}
+    rates = rates_with(hardware=hardware_key(Machine()))
+    with Store(tmp_path / "home" / "laya.db") as store:
+        store.keep_rates(rates.hardware, msgspec.json.encode(rates).decode())
+    rows = json.loads(laya_plan(make_gguf(), "--json")[1])["speed"]["estimate"]
+    assert [row["sessions"] for row in rows] == [1, 2, 4, 8]
+    assert all(row["tokens_per_s"]["low"] < row["tokens_per_s"]["high"] for row in rows)
+    assert "tok/s at" in laya_plan(make_gguf())[1]
+    with Store(tmp_path / "home" / "laya.db") as store:
+        store.keep_rates(rates.hardware, '{"from": "an older Laya"}')
+    assert json.loads(laya_plan(make_gguf(), "--json")[1])["speed"]["estimate"] is None
+
+
+def test_weights_rule_says_by_how_much_it_is_wrong(laya_plan: Any, make_gguf: MakeGguf) -> None:
+    code, text = laya_plan(make_gguf(), "--max-seq-len", 32768, "--max-num-seqs", 8)
+    assert code == 0
+    assert "too little" in text
+    seen = json.loads(laya_plan(make_gguf(), "--max-seq-len", 32768, "--max-num-seqs", 8, "--json")[1])
+    assert seen["weights_rule"]["need_over_high"] > 10
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("smolm2",), "smollm2"),
+        (("--table",), "laya plan MODEL --table"),
+        (("--params", "none.json"), "none.json"),
+        (("--params", "x.yaml"), "JSON is malformed"),
+        (("--params", "x.yaml", "smollm2"), "leave out 'smollm2'"),
+        (("--compare", "x.yaml", "x.yaml", "--table"), "one at a time"),
+        (("smollm2", "--gpu-memory", "big"), "24GiB"),
+        (("smollm2", "--gpu-memory", "0"), "24GiB"),
+        (("none.json",), "none.json"),
+    ],
+)
+def test_questions_that_cannot_be_answered_are_named(
+    laya_plan: Any, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "x.yaml").write_text("version: 1\n")
+    with pytest.raises(LayaError) as caught:
+        laya_plan(*words)
+    assert caught.value.exit_code == 2
+    assert said in caught.value.message
