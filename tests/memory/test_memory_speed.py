@@ -85,11 +85,7 @@ def test_threads_help_as_far_as_memory_serves_them(make_gguf: MakeGguf, plenty: 
     assert forty == four
 
 
-def test_token_of_a_model_with_experts_passes_those_it_is_sent_to(
-    plenty: Budget, smollm2_path: Path, tmp_path: Path
-) -> None:
-    from laya.bench.generated_models import SHAPES, generate
-
+def test_token_passes_the_experts_it_is_sent_to(plenty: Budget, smollm2_path: Path, tmp_path: Path) -> None:
     path = generate(tmp_path / "moe.gguf", SHAPES["moe"], vocabulary=smollm2_path)
     settings = AskedSettings(max_num_seqs=8, max_seq_len=512, n_threads=1)
     planned = plan_file(path, settings, plenty, model_id="m").settings
