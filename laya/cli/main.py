@@ -15,49 +15,14 @@ import typer
 from rich.console import Console
 from typer.main import get_command
 
-from laya.cli.bench import bench
-from laya.cli.chat import chat
-from laya.cli.config import config_app
-from laya.cli.doctor import doctor
-from laya.cli.models import list_models, pull, rm, show
 from laya.cli.output import OUTPUT_ERRORS, drop_stdout, prepare_streams, shown
-from laya.cli.plan import plan
-from laya.cli.running import load, logs, ps, unload
-from laya.cli.serve import run, serve
-from laya.cli.service import service_app
-from laya.cli.smoke import smoke
+from laya.cli.verbs import app_for
 from laya.errors import LayaError
 
-app = typer.Typer(
-    name="laya",
-    help="Serve open-weight language models on your own machine: planned memory, OpenAI API.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
-_FLAGS_PASS = {"allow_extra_args": True, "ignore_unknown_options": True}
-_MORE = "More"
-
-app.command(context_settings=_FLAGS_PASS)(serve)
-app.command(context_settings=_FLAGS_PASS)(run)
-app.command()(chat)
-app.command()(pull)
-app.command("list")(list_models)
-app.command()(rm)
-app.command()(show)
-app.command(context_settings=_FLAGS_PASS)(plan)
-app.command()(ps)
-app.command()(load)
-app.command()(unload)
-app.command()(logs)
-app.command()(doctor)
-app.command(rich_help_panel=_MORE)(smoke)
-app.command(rich_help_panel=_MORE, context_settings=_FLAGS_PASS)(bench)
-app.add_typer(config_app, name="config", rich_help_panel=_MORE)
-app.add_typer(service_app, name="service", rich_help_panel=_MORE)
+def app(*, args: list[str] | None, standalone_mode: bool) -> object:
+    """Parse and run."""
+    return app_for(sys.argv[1:] if args is None else args)(args=args, standalone_mode=standalone_mode)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -89,7 +54,7 @@ def _run(argv: list[str] | None) -> int:
 def _help_of(error: typer.TyperException, argv: list[str] | None) -> str:
     """What the option that was used wrongly takes."""
     name, words = getattr(error, "option_name", None), sys.argv[1:] if argv is None else argv
-    verbs = getattr(get_command(app), "commands", {})
+    verbs = getattr(get_command(app_for(words)), "commands", {})
     options = verbs[words[0]].params if words and words[0] in verbs else []
     about = next((getattr(option, "help", None) for option in options if name in option.opts), None)
     return f"{about} " if about else ""

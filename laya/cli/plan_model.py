@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 
 from laya.cli.fit import model_shape
-from laya.config import Config, parse_bytes, with_settings
-from laya.errors import BadModelFile, ConfigError, ModelNotPulled
-from laya.memory import Budget, ModelFacts, read_facts
+from laya.cli.rates import DATABASE
+from laya.config import Config, ResolvedModel, parse_bytes, with_settings
+from laya.errors import BadModelFile, ConfigError, ModelNotPulled, StoreError
+from laya.gateway.corrections import Corrections
+from laya.memory import Budget, Correction, ModelFacts, read_facts
 from laya.memory.engine_facts import LLAMA_SERVER, EngineFacts, built_in_engine
 from laya.memory.facts import facts_before_download
 from laya.memory.fit import fit
@@ -41,10 +43,11 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     asked: AskedSettings
     is_exact: bool = True
     notes: tuple[str, ...] = ()
+    correction: Correction = Correction()  # what was learned of such engines
 
     def plan(self, budget: Budget, rates: MachineRates | None = None) -> Plan:
         """Raises ConfigError for settings that no memory could give."""
-        plan = fit(self.model, self.asked, budget, rates)
+        plan = self.correction.applied(fit(self.model, self.asked, self.correction.lowered(budget), rates), budget)
         return msgspec.structs.replace(plan, exact=plan.exact and self.is_exact, notes=[*plan.notes, *self.notes])
 
 
@@ -55,13 +58,13 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     card_bytes: tuple[int, ...] = ()  # of each GPU, as it is sold
 
-    def of(self, model_id: str, task: Task | None = None) -> tuple[AskedSettings, Path | None]:
-        """What is asked of this model, and the engine it is for; the task it was made for unless one was chosen."""
+    def of(self, model_id: str, task: Task | None = None) -> tuple[AskedSettings, ResolvedModel]:
+        """What is asked of this model, the task it was made for unless one was chosen; and all its settings."""
         resolved = with_settings(self.config, self.settings, model_id).for_model(model_id)
         asked = resolved.asked()
         if task is not None and "task" not in resolved.fixed:
             asked = msgspec.structs.replace(asked, task=task)
-        return asked, resolved.engine_path
+        return asked, resolved
 
 
 def subject_named(name: str, asking: Asking) -> Subject:
@@ -106,11 +109,24 @@ def cards_of(text: str | None) -> tuple[int, ...]:
 def _on_disk(name: str, source: str, asking: Asking) -> Subject:
     file = resolve(source, models_dir=Path(asking.config.models_dir), home=home_path())
     model_id = name if name in asking.config.models else file.id
-    asked, engine_path = asking.of(model_id, file.task)
+    asked, settings = asking.of(model_id, file.task)
     if file.format != "gguf":
         return _described_by_hf(name, facts_anywhere(file.path), asking, model_id=model_id)
-    engine = LLAMA_SERVER if engine_path is not None else built_in_engine()
-    return Subject(word=name, model=_model(model_id, read_facts(file.path), asked, asking, engine), asked=asked)
+    engine = LLAMA_SERVER if settings.engine_path is not None else built_in_engine()
+    return Subject(
+        word=name,
+        model=_model(model_id, read_facts(file.path), asked, asking, engine),
+        asked=asked,
+        correction=_learned(settings, file.path),
+    )
+
+
+def _learned(settings: ResolvedModel, path: Path) -> Correction:
+    """What engines of this build and architecture were seen to take beyond their plans."""
+    try:
+        return Corrections(home_path() / DATABASE).of(settings, path)
+    except StoreError:  # a plan needs no database
+        return Correction()
 
 
 def _in_catalogue(source: str, name: str, asking: Asking) -> Subject:

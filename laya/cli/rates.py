@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from laya.errors import EngineFailed, StoreError
-from laya.memory import Machine
-from laya.memory.rates import MachineRates, hardware_key
+from laya.errors import EngineFailed
+from laya.gateway.rates import kept_rates as read_rates
+from laya.memory.rates import MachineRates
 from laya.models import home_path
 from laya.store import Store
 
@@ -24,16 +24,8 @@ DATABASE = "laya.db"
 
 
 def kept_rates(home: Path | None = None) -> MachineRates | None:
-    """What was measured on this hardware with this engine build, or None. A store that cannot be read holds nothing."""
-    path = (home or home_path()) / DATABASE
-    if not path.is_file():
-        return None
-    try:
-        with Store(path) as store:
-            document = store.rates(hardware_key(Machine()))
-        return msgspec.json.decode(document, type=MachineRates) if document else None
-    except (StoreError, msgspec.MsgspecError):
-        return None
+    """What was measured on this hardware with this engine build, or None."""
+    return read_rates((home or home_path()) / DATABASE)
 
 
 def measure_and_keep(home: Path | None = None) -> MachineRates:

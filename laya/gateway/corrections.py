@@ -21,7 +21,7 @@ class Corrections:
 
     def __init__(self, path: Path) -> None:
         """path: the database; it is opened when the first thing is asked or learned."""
-        self._path = path
+        self.path = path
         self._known: dict[Key, Correction] | None = None
 
     def of(self, settings: ResolvedModel, path: Path) -> Correction:
@@ -46,14 +46,14 @@ class Corrections:
             share=learned.share,
             flat_bytes=learned.flat_bytes,
         )
-        with Store(self._path) as store:
+        with Store(self.path) as store:
             store.keep_correction(row)
 
     def _all(self) -> dict[Key, Correction]:
         if self._known is None:
             rows: list[LearnedCorrection] = []
-            if self._path.exists():
-                with Store(self._path) as store:
+            if self.path.exists():
+                with Store(self.path) as store:
                     rows = store.corrections()
             self._known = {
                 (row.engine, row.build, row.architecture): Correction(share=row.share, flat_bytes=row.flat_bytes)

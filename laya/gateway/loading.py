@@ -19,6 +19,7 @@ from laya.engines.supervisor import Supervisor
 from laya.errors import LayaError
 from laya.gateway.corrections import Corrections
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.rates import kept_rates
 from laya.memory import LLAMA_SERVER, Budget, Ledger, Machine, plan_file, refusal, size_text
 from laya.types import ModelFile, Plan
 
@@ -76,7 +77,10 @@ class Loading:
         engine = LLAMA_SERVER if endpoint.settings.engine_path else None  # another build may repack more
         correction = await asyncio.to_thread(self._corrections.of, endpoint.settings, file.path)
         lowered = correction.lowered(budget)
-        plan = await asyncio.to_thread(plan_file, file.path, asked, lowered, model_id=endpoint.model_id, engine=engine)
+        rates = await asyncio.to_thread(kept_rates, self._corrections.path)
+        plan = await asyncio.to_thread(
+            plan_file, file.path, asked, lowered, model_id=endpoint.model_id, engine=engine, rates=rates
+        )
         return correction.applied(plan, budget)
 
     async def reserve(self, endpoint: Endpoint, file: ModelFile, *, anyway: bool) -> Plan:
