@@ -78,6 +78,11 @@ CELLS: tuple[Cell, ...] = (
     asked_cell("window", 2, 8192, mmap=False),
     asked_cell("window", 8, 2048, "q8_0", mmap=False),
     asked_cell("window", 4, 16384),
+    asked_cell("oss", 2, 4096),
+    asked_cell("latent", 2, 4096),
+    asked_cell("latent", 4, 1024, "q8_0", mmap=False),
+    asked_cell("delta", 1, 2048),
+    asked_cell("delta", 4, 2048, mmap=False),
     asked_cell("long", 1, 32768),
     asked_cell("long", 1, 32768, "q8_0", mmap=False),
     asked_cell("long", 2, 32768, mmap=False),
@@ -130,7 +135,7 @@ def measure_cell(cell: Cell, model: Path, n_threads: int, rates: MachineRates | 
     started = time.monotonic()
     asked = msgspec.structs.replace(cell.asked, n_threads=n_threads)
     plan = plan_file(model, asked, Machine().budget(), model_id=cell.model)
-    driven = asyncio.run(drive(model, plan))
+    driven, terms = asyncio.run(drive(model, plan)), plan.devices[0].terms
     return {
         "cell": cell.words,
         "settings": plan.settings,
@@ -139,7 +144,8 @@ def measure_cell(cell: Cell, model: Path, n_threads: int, rates: MachineRates | 
         "ratio": round(plan.need_bytes / driven.peak_bytes, 4),
         "in_band": in_band(plan.need_bytes, driven.peak_bytes),
         "exact": plan.exact,
-        "terms": plan.devices[0].terms,
+        "terms": terms,
+        "compute_ratio": round(terms["compute"] / driven.engine_bytes["compute"], 3),  # to the engine's own figure
         "driven": driven,
         "speed": judge(model, plan.settings, rates, driven.speed) if rates and driven.speed else None,
         "seconds": round(time.monotonic() - started, 1),
@@ -153,9 +159,10 @@ def in_band(plan_bytes: int, peak_bytes: int) -> bool:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The worst of all cells, those under 160 MiB apart, and whether each is in its band."""
+    """The worst of all cells, those under 160 MiB apart, and which are out of their band."""
     large = [row["ratio"] for row in rows if row["peak_bytes"] >= SMALL_TOTAL_BYTES]
     small = [row["plan_bytes"] - row["peak_bytes"] for row in rows if row["peak_bytes"] < SMALL_TOTAL_BYTES]
+    compute = [row["compute_ratio"] for row in rows]
     return {
         "n_cells": len(rows),
         "in_band": all(row["in_band"] for row in rows),
@@ -164,6 +171,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "highest_ratio": max(large, default=None),
         "small_least_over_bytes": min(small, default=None),
         "small_most_over_bytes": max(small, default=None),
+        "least_compute_ratio": min(compute, default=None),
+        "most_compute_ratio": max(compute, default=None),
         "speed_within_range": share_within(rows),
     }
 

@@ -12,6 +12,7 @@ import pytest
 from laya.bench.generated_models import SHAPES, GeneratedShape, generate, generated
 from laya.bench.random_gguf import WEIGHT_TYPES
 from laya.errors import BadModelFile, ConfigError
+from laya.memory import read_facts
 
 TINY = GeneratedShape(n_layer=1, n_embd=256, n_ff=256)
 WORDS = ["<|end|>", "a", "b", "ab"]
@@ -74,6 +75,16 @@ def test_a_model_is_made_once(vocabulary: Path, tmp_path: Path) -> None:
     first = path.stat().st_mtime_ns
     assert generated("long", vocabulary=vocabulary, folder=tmp_path).stat().st_mtime_ns == first
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_plan_of_every_shape_is_exact(name: str, vocabulary: Path, tmp_path: Path) -> None:
+    path = generated(name, vocabulary=vocabulary, folder=tmp_path)
+    facts = read_facts(path)
+    assert facts.shape.bound is None
+    assert (facts.shape.n_expert > 0) == (SHAPES[name].n_expert > 0)
+    assert facts.shape.window == SHAPES[name].sliding_window
+    assert facts.shape.is_recurrent == (SHAPES[name].state_size > 0)
 
 
 @pytest.mark.parametrize(("field", "value"), [("architecture", "qwen4"), ("weights", "Q8_1")])

@@ -14,6 +14,9 @@ CELLS = [
     asked_cell("dense", 2, 1024, mmap=False),
     asked_cell("moe", 2, 2048, kv_pool_tokens=2048),
     asked_cell("window", 1, 4096),
+    asked_cell("oss", 1, 512),
+    asked_cell("latent", 1, 512, "q8_0"),
+    asked_cell("delta", 2, 512),
 ]
 
 
