@@ -107,8 +107,8 @@ def _texts(key: str, values: Iterator[str], length: int) -> bytes:
     return _text(key) + struct.pack("<IIQ", _ARRAY, _STRING, length) + b"".join(map(_text, values))
 
 
-_PLAN = """
-import json, resource, sys, time
+_PLAN = r"""
+import json, re, sys, time
 from pathlib import Path
 from laya.memory import Budget, plan_file
 from laya.types import GIB, AskedSettings
@@ -116,7 +116,7 @@ budget = Budget(bytes=4096 * GIB, limit="memory available", memory_bytes=4096 * 
 start = time.perf_counter()
 plan = plan_file(Path(sys.argv[1]), AskedSettings(), budget, model_id="terabyte")
 seconds = time.perf_counter() - start
-peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+peak_kib = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 print(json.dumps({"seconds": seconds, "peak_mib": peak_kib / 1024, "weights_bytes": plan.devices[0].terms["weights"]}))
 """
 

@@ -87,8 +87,8 @@ def _write_file(path: Path, tensors: list[Tensor]) -> int:
     return end
 
 
-_PLAN = """
-import json, resource, sys, time
+_PLAN = r"""
+import json, re, sys, time
 from pathlib import Path
 from laya.memory import Budget, plan_source
 from laya.types import GIB, AskedSettings
@@ -96,7 +96,7 @@ budget = Budget(bytes=4096 * GIB, limit="memory available", memory_bytes=4096 * 
 start = time.perf_counter()
 plan = plan_source(Path(sys.argv[1]), AskedSettings(), budget, model_id="terabyte")
 seconds = time.perf_counter() - start
-peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+peak_kib = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 print(json.dumps({"seconds": seconds, "peak_mib": peak_kib / 1024, "weights_bytes": plan.devices[0].terms["weights"]}))
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from laya.memory.ggml import kv_cache_type
 from laya.memory.load import Load
+from laya.memory.widths import beside_attention, beside_feed_forward, beyond_dense
 from laya.types import KIB
 
 ROTATED_V = 64  # elements of a value that are rotated together
@@ -15,7 +16,7 @@ def compute(load: Load) -> int:
     shape, n_ubatch = load.facts.shape, load.settings.n_ubatch
     feed_forward = 4 * n_ubatch * _feed_forward_width(load)
     attention = 4 * n_ubatch * _attention_width(load)
-    layer = max(feed_forward, attention, _recurrence(load))
+    layer = max(feed_forward, attention, 4 * n_ubatch * beyond_dense(load))
     logits = 4 * load.output_rows * shape.n_vocab + 4 * n_ubatch * 5 * shape.n_embd
     graph = max(layer, logits) + _masks(load) + _rotations(load)
     return graph * (BOUND_FACTOR if shape.bound else 1) + _copy(load) + 64 * KIB
@@ -27,42 +28,31 @@ def _feed_forward_width(load: Load) -> int:
     used, expert = shape.n_expert_used, shape.n_ff_expert
     experts = max(3 * used * expert, used * (shape.n_embd + expert), 3 * shape.n_ff_shared)
     dense = {3: 3 * shape.n_ff, 2: shape.n_embd + shape.n_ff}.get(load.facts.n_ff_matrices, 0)
-    return 5 * shape.n_embd + max(dense, experts)
+    return beside_feed_forward(shape, _is_rotated(load)) + max(dense, experts)
 
 
 def _attention_width(load: Load) -> int:
     """Elements of one token at the widest point of attention."""
-    shape, n_head = load.facts.shape, max(load.facts.shape.n_head, default=0)
-    q = n_head * max(shape.head_dim_k, shape.head_dim_v)
-    if shape.head_dim_v_mla:
-        # Queries are brought to the width of the compressed cache; what was read from it is expanded again.
-        return 2 * q + n_head * shape.head_dim_v_mla + 5 * shape.n_embd
+    shape = load.facts.shape
+    q = max(shape.n_head, default=0) * max(shape.head_dim_k, shape.head_dim_v)
     # An encoder computes keys and values too, though it keeps none.
     dense = max(shape.n_head_kv, default=0) * (shape.head_dim_k + shape.head_dim_v)
     kept = max((layer.k + layer.v for layer in shape.layers), default=0)
-    return (3 if _is_rotated(load) else 2) * q + max(dense, kept) + 5 * shape.n_embd
+    return (3 if _is_rotated(load) else 2) * q + max(dense, kept) + beside_attention(shape)
 
 
 def _is_rotated(load: Load) -> bool:
     """Whether keys, values and queries are rotated, as they are for a quantized cache that is not compressed."""
-    return kv_cache_type(load.settings.kv_cache_dtype).block > 1 and not load.facts.shape.head_dim_v_mla
-
-
-def _recurrence(load: Load) -> int:
-    """Bytes at the widest point of a recurrent layer: a batch of inputs, and the state before and after it."""
-    shape, widths = load.facts.shape, load.facts.shape.recurrent
-    if not shape.is_recurrent:
-        return 0
-    inputs = 5 * shape.n_embd + 4 * (widths.inner + 2 * widths.groups * widths.state)
-    state = max(layer.conv + layer.state for layer in shape.layers)
-    return 4 * load.settings.n_ubatch * inputs + 4 * 2 * load.settings.max_num_seqs * state
+    has_rows = load.facts.shape.is_causal and not load.facts.shape.head_dim_v_mla
+    return has_rows and kv_cache_type(load.settings.kv_cache_dtype).block > 1
 
 
 def _masks(load: Load) -> int:
     """f16, a batch by the tokens of one stream: one for layers that see all, one for those that look back a window."""
     layers, is_encoder = load.facts.shape.layers, not load.facts.shape.is_causal
     sees_all = is_encoder or any(layer.k and not layer.window for layer in layers)
-    all_tokens = load.settings.slot_tokens if sees_all else 0
+    # An encoder has no cache to look at, only the batch.
+    all_tokens = load.settings.n_ubatch if is_encoder else load.settings.slot_tokens if sees_all else 0
     return 2 * load.settings.n_ubatch * (all_tokens + load.window_cells // load.n_streams)
 
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-N_LAYER, N_EMBD, N_HEAD, N_HEAD_KV, N_FF = 8, 512, 8, 4, 1024
-HEAD = N_EMBD // N_HEAD
+N_LAYER = 8
+
+
+class Widths(NamedTuple):
+    """Of a model; a head is as wide as the embedding divided by the heads."""
+
+    n_embd: int = 512
+    n_head: int = 8
+    n_head_kv: int = 4
+    n_ff: int = 1024
+
+    @property
+    def head(self) -> int:
+        return self.n_embd // self.n_head
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -35,51 +47,64 @@ ALL = sorted({*DENSE, *EXPERTS, *WINDOWED, *WINDOW_ARRAYS, *RECURRENT, *BY_HEADS
 # One KV head for each head: their loaders take no other.
 _WITHOUT_GROUPS = words("bloom falcon gpt2 gptneox minicpm3 modern-bert mpt neo-bert olmo olmoe phi2 plamo refact")
 _COMPRESSED = frozenset({"deepseek2", "deepseek32", "glm-dsa", "kimi-linear", "mistral4"})
+# Their experts are as wide as `feed_forward_length` says.
+_ONE_WIDTH = words("arctic dbrx granitemoe hunyuan-moe minimax-01 minimax-m2 olmoe phimoe")
 _EXPERTS_TOO = words("""
 afmoe cohere2moe deepseek2 deepseek32 exaone-moe glm-dsa gpt-oss kimi-linear laguna lfm2moe llama4 mellum mimo2
 minimax-01 mistral4 qwen35moe qwen3next smallthinker step35
 """)
 _WITH_EXPERTS = frozenset({*EXPERTS, *_EXPERTS_TOO})
+# Feed-forward of two matrices, without a gate.
+UNGATED = frozenset(
+    words("arcee bloom codeshell falcon gpt2 gptneox jais2 mpt nemotron nemotron_h phi2 starcoder starcoder2")
+)
 _STATE_SPACE = frozenset(["falcon-h1", "granitehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "plamo2"])
 _DELTA_NET = frozenset(["qwen35", "qwen35moe", "qwen3next"])
 _N_LAYER = {"exaone4": 64, "gemma3n": 25, "nemotron_h": 9}
 
 
-def metadata(architecture: str) -> dict[str, Any]:
-    """GGUF keys of a model of N_LAYER layers or so, each N_EMBD wide."""
+SMALL = Widths()
+
+
+def metadata(architecture: str, widths: Widths = SMALL) -> dict[str, Any]:
+    """GGUF keys of a model of N_LAYER layers or so."""
     n_layer = _N_LAYER.get(architecture, N_LAYER)
-    keys = _common(n_layer) | _heads(architecture, n_layer) | _mixers(architecture, n_layer)
+    keys = _common(n_layer, widths) | _heads(architecture, n_layer, widths) | _mixers(architecture, n_layer, widths)
     if architecture in {*WINDOWED, *WINDOW_ARRAYS, "exaone4", "modern-bert"}:
         keys["attention.sliding_window"] = 512
     if architecture in _WITH_EXPERTS:
         keys |= {"expert_count": 8, "expert_used_count": 2, "expert_gating_func": 2, "experts_per_group": 1}
-        keys |= {"interleave_moe_layer_step": 2, "expert_group_scale": 1.0, "expert_feed_forward_length": N_FF // 2}
+        keys |= {"interleave_moe_layer_step": 2, "expert_group_scale": 1.0}
+        keys["expert_feed_forward_length"] = widths.n_ff if architecture in _ONE_WIDTH else widths.n_ff // 2
         keys |= {"expert_shared_count": 1} if architecture != "granitemoe" else {}
     header = {"general.architecture": architecture, "tokenizer.ggml.model": "no_vocab"}
     return header | {f"{architecture}.{key}": value for key, value in keys.items()}
 
 
-def _common(n_layer: int) -> dict[str, Any]:
+def _common(n_layer: int, widths: Widths) -> dict[str, Any]:
     """What every loader needs, and what only some read."""
     epsilons = dict.fromkeys(("layer_norm_epsilon", "layer_norm_rms_epsilon", "group_norm_epsilon"), 1e-5)
     keys: dict[str, Any] = {f"attention.{name}": value for name, value in epsilons.items()}
-    keys |= {"vocab_size": 4096, "context_length": 32768, "embedding_length": N_EMBD, "features_length": N_EMBD}
-    keys |= {"block_count": n_layer, "feed_forward_length": N_FF, "leading_dense_block_count": 1}
+    keys |= {"vocab_size": 4096, "context_length": 32768}
+    keys |= {"embedding_length": widths.n_embd, "features_length": widths.n_embd}
+    keys |= {"block_count": n_layer, "feed_forward_length": widths.n_ff, "leading_dense_block_count": 1}
     keys |= {"use_parallel_residual": False, "logit_scale": 1.0, "residual_scale": 1.0, "embedding_scale": 1.0}
     keys |= {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 1.0, "attention.group_norm_groups": 8}
     keys |= {"attention.q_lora_rank": 512, "attention.scale": 1.0}
-    return keys | {"rope.dimension_sections": [HEAD // 4] * 4}
+    return keys | {"rope.dimension_sections": [widths.head // 4] * 4}
 
 
-def _heads(architecture: str, n_layer: int) -> dict[str, Any]:
+def _heads(architecture: str, n_layer: int, widths: Widths) -> dict[str, Any]:
     if architecture in BY_HEADS:
-        heads = 1 if architecture in _COMPRESSED else N_HEAD_KV
+        heads = 1 if architecture in _COMPRESSED else widths.n_head_kv
         skipped = (0, 2) if architecture == "nemotron_h" else (0,)
         keys: dict[str, Any] = {"attention.head_count_kv": [0 if il % 3 in skipped else heads for il in range(n_layer)]}
     else:
-        heads = N_HEAD if architecture in _WITHOUT_GROUPS else 1 if architecture in _COMPRESSED else N_HEAD_KV
+        heads = (
+            widths.n_head if architecture in _WITHOUT_GROUPS else 1 if architecture in _COMPRESSED else widths.n_head_kv
+        )
         keys = {"attention.head_count_kv": heads}
-    keys["attention.head_count"] = [N_HEAD] * n_layer if architecture == "plamo2" else N_HEAD
+    keys["attention.head_count"] = [widths.n_head] * n_layer if architecture == "plamo2" else widths.n_head
     if architecture in LATENT or architecture in _COMPRESSED:
         keys["attention.kv_lora_rank"] = 512
     if architecture in _COMPRESSED:
@@ -89,30 +114,43 @@ def _heads(architecture: str, n_layer: int) -> dict[str, Any]:
         indexer = {"head_count": 1, "key_length": 128, "top_k": 8}
         keys |= {f"attention.indexer.{name}": value for name, value in indexer.items()}
     if architecture == "gemma4":
-        keys |= {"attention.key_length": 2 * HEAD, "attention.value_length": 2 * HEAD, "rope.dimension_count_swa": HEAD}
-        keys |= {"attention.key_length_swa": HEAD, "attention.value_length_swa": HEAD, "rope.freq_base_swa": 1e4}
-        keys |= {"attention.shared_kv_layers": 4, "rope.dimension_count": 2 * HEAD}
+        keys |= {
+            "attention.key_length": 2 * widths.head,
+            "attention.value_length": 2 * widths.head,
+            "rope.dimension_count_swa": widths.head,
+        }
+        keys |= {
+            "attention.key_length_swa": widths.head,
+            "attention.value_length_swa": widths.head,
+            "rope.freq_base_swa": 1e4,
+        }
+        keys |= {"attention.shared_kv_layers": 4, "rope.dimension_count": 2 * widths.head}
     if architecture in ("gemma3n", "gemma4"):
-        keys["embedding_length_per_layer_input"] = 128
+        keys["embedding_length_per_layer_input"] = 256
     if architecture in WINDOW_ARRAYS:
         keys["attention.sliding_window_pattern"] = [il % 4 != 3 for il in range(n_layer)]
     return keys
 
 
-def _mixers(architecture: str, n_layer: int) -> dict[str, Any]:
+def _mixers(architecture: str, n_layer: int, widths: Widths) -> dict[str, Any]:
     """The widths of recurrent layers."""
     if architecture in _STATE_SPACE:
-        keys: dict[str, Any] = {"ssm.inner_size": 2 * N_EMBD, "ssm.conv_kernel": 4, "ssm.state_size": 128}
-        keys |= {"ssm.time_step_rank": N_HEAD, "ssm.group_count": 0 if architecture == "plamo2" else 2}
+        keys: dict[str, Any] = {"ssm.inner_size": 2 * widths.n_embd, "ssm.conv_kernel": 4, "ssm.state_size": 128}
+        keys |= {"ssm.time_step_rank": widths.n_head, "ssm.group_count": 0 if architecture == "plamo2" else 2}
         if architecture == "nemotron_h":
-            keys["feed_forward_length"] = [N_FF if il % 3 == 2 else 0 for il in range(n_layer)]
+            keys["feed_forward_length"] = [widths.n_ff if il % 3 == 2 else 0 for il in range(n_layer)]
         return keys
     if architecture in _DELTA_NET:
-        keys = {"ssm.inner_size": N_EMBD, "ssm.conv_kernel": 4, "ssm.state_size": HEAD, "full_attention_interval": 4}
-        return keys | {"ssm.time_step_rank": N_HEAD, "ssm.group_count": 2}
+        keys = {
+            "ssm.inner_size": widths.n_embd,
+            "ssm.conv_kernel": 4,
+            "ssm.state_size": widths.head,
+            "full_attention_interval": 4,
+        }
+        return keys | {"ssm.time_step_rank": widths.n_head, "ssm.group_count": 2}
     ranks = ("decay_lora_rank", "iclr_lora_rank", "value_residual_mix_lora_rank", "gate_lora_rank")
     return {
-        "rwkv7": {"wkv.head_size": HEAD, **{f"attention.{rank}": 64 for rank in ranks}},
+        "rwkv7": {"wkv.head_size": widths.head, **{f"attention.{rank}": 64 for rank in ranks}},
         "lfm2": {"shortconv.l_cache": 3},
         "lfm2moe": {"shortconv.l_cache": 3},
         "kimi-linear": {"kda.head_dim": 128, "ssm.conv_kernel": 4},

@@ -8,9 +8,13 @@ and its graph. Each question is asked in a process of its own, since metadata th
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
+import json
+import os
 import re
+import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,33 +52,61 @@ MODEL_NO_ALLOC = 76
 N_CTX, FLASH_ATTN, TYPE_K, SWA_FULL, KV_UNIFIED = 0, 52, 104, 140, 141
 
 
-def ask(metadata: Mapping[str, Any], **settings: Any) -> Allocated | str:
-    """What the engine allocates for this metadata, or the last line of its log where it refuses.
+class Oracle:
+    """A small process that answers questions, each in a fork of its own."""
 
-    Settings are those of `_load`: n_ctx, n_ubatch, n_seqs, unified, swa_full, cache_type, n_rollback.
-    """
-    ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_answer, args=(theirs, metadata, settings))
-    child.start()
-    theirs.close()
-    try:
-        log = ours.recv() if ours.poll(SECONDS) else "the engine did not answer"
-    except EOFError:
-        log = "the engine ended the process"
-    child.kill()
-    child.join()
-    graph = _COMPUTE.search(log)
-    if graph is None:
-        return log.strip().rpartition("\n")[2]
-    caches, states = (sum(map(float, found.findall(log))) for found in (_KV, _STATE))
-    return Allocated(caches, states, float(graph[1]))
+    def __init__(self) -> None:
+        quiet = os.environ | {"GGML_NO_BACKTRACE": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=quiet,
+        )
+
+    def ask(self, metadata: Mapping[str, Any], **settings: Any) -> Allocated | str:
+        """What the engine allocates for this metadata, or the last line of its log where it refuses.
+
+        Settings are those of `_log_of`: n_ctx, n_ubatch, n_seqs, unified, swa_full, cache_type, n_rollback.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([dict(metadata), settings]) + "\n")
+        self._process.stdin.flush()
+        log = json.loads(self._process.stdout.readline())
+        graph = _COMPUTE.search(log)
+        if graph is None:
+            return log.strip().rpartition("\n")[2] or "the engine ended the process"
+        caches, states = (sum(map(float, found.findall(log))) for found in (_KV, _STATE))
+        return Allocated(caches, states, float(graph[1]))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(SECONDS)
 
 
-def _answer(pipe: Any, metadata: Mapping[str, Any], settings: dict[str, Any]) -> None:
-    pipe.send(_load(metadata, **settings))
+def serve() -> None:
+    """Answer the questions of standard input until it ends."""
+    for line in sys.stdin:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(SECONDS)
+            metadata, settings = json.loads(line)
+            os.write(writer, _log_of(metadata, **settings).encode())
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, errors="replace") as pipe:
+            log = pipe.read()
+        os.waitpid(child, 0)
+        sys.stdout.write(json.dumps(log) + "\n")
+        sys.stdout.flush()
 
 
-def _load(
+def _log_of(
     metadata: Mapping[str, Any],
     *,
     n_ctx: int = 4096,
@@ -141,3 +173,7 @@ _ELEMENTS: dict[type, tuple[int, Any]] = {
     int: (GGUF_U32, ctypes.c_uint32),
     float: (GGUF_F32, ctypes.c_float),
 }
+
+
+if __name__ == "__main__":
+    serve()
