@@ -25,6 +25,7 @@ from laya.gateway.engine_body import engine_body
 from laya.gateway.length import must_count, refuse_hopeless, settle_length
 from laya.gateway.outbox import Outbox
 from laya.gateway.plain import parse
+from laya.gateway.pump import Pump
 from laya.gateway.relay import RawAnswer, broke_off, relay_for
 from laya.gateway.upstream import UpstreamConnection
 from laya.routing import UNKNOWN_MODEL
@@ -55,6 +56,7 @@ class Dispatcher:
         self.stats = stats
         self.outbox = Outbox()  # to clients
         self.crash_error: Callable[[str, str], LayaError] = broke_off  # (model, reason); the guard knows better
+        self.streams = Pump(self.outbox)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def arrive(self, exchange: Exchange, authorization: bytes | None, headers: list[tuple[bytes, bytes]]) -> None:

@@ -140,6 +140,12 @@ class StreamRelay(Relay):
             n_top_logprobs=_completion_logprobs_of(parsed.head),
         )
         self._noted_s = exchange.sent_s
+        self.is_offered = False  # to the native pump
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether nothing but whole, unmarked events is expected and nothing of one is held here."""
+        return self._filter.is_steady and self.exchange.chunked and self.exchange.outcome is None
 
     def on_good_data(self, data: bytes) -> None:
         stream, exchange = self._filter, self.exchange
@@ -153,6 +159,8 @@ class StreamRelay(Relay):
             exchange.write(out)
         if stream.error is not None:
             exchange.fail(self._engine_said(stream.error))
+        elif stream.is_steady:
+            exchange.dispatcher.streams.offer(exchange, self)
 
     def _note_prefill(self) -> None:
         """A long prefill is shown as SSE comments, so that clients and proxies do not time out."""

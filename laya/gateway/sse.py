@@ -14,10 +14,26 @@ import msgspec
 
 from laya.gateway.assemble import UsageSum, completion_logprobs, encode
 
-_MARK = re.compile(rb'"prompt_progress"|"usage"\s*:\s*\{|"error"\s*:|data: *null|data: *\[DONE\]')
+_MARK = re.compile(rb'"prompt_progress"|"usage"\s*:\s*\{|"error"\s*:|data: *[n\[]')
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 DONE = b"data: [DONE]\n\n"
 EVENT_LIMIT_BYTES = 16 * 1024 * 1024
+
+
+try:
+    from laya._core import stream_runs
+except ImportError:  # no compiler when Laya was installed
+
+    def stream_runs(events: bytes) -> list[tuple[bool, bytes]]:
+        """Whole events in runs: unmarked ones together, each marked one for itself."""
+        runs: list[tuple[bool, bytes]] = []
+        for event in re.findall(rb".*?\n\n", events, re.S):
+            is_marked = _MARK.search(event) is not None
+            if runs and not is_marked and not runs[-1][0]:
+                runs[-1] = (False, runs[-1][1] + event)
+            else:
+                runs.append((is_marked, event))
+        return runs
 
 
 def event_bytes(body: dict[str, Any]) -> bytes:
@@ -93,10 +109,23 @@ class StreamFilter(EventReader):
         self._text_offsets: dict[int, int] = {}
 
     def feed(self, data: bytes) -> bytes:
-        data = self._cut(data)
-        if self.started and self._n_top_logprobs is None and _MARK.search(data) is None:
-            return data
-        return b"".join(self._events(data))
+        out: list[bytes] = []
+        for is_marked, run in stream_runs(self._cut(data)):
+            while run and not self.started:  # what the first token is, only its event tells
+                end = run.find(b"\n\n") + 2
+                out += self._events(run[:end])
+                run = run[end:]
+            if is_marked or self._n_top_logprobs is not None:
+                out += self._events(run)
+            else:
+                out.append(run)
+        return b"".join(out)
+
+    @property
+    def is_steady(self) -> bool:
+        """The first token is there, the last is not, and no event is half here: events pass as they are."""
+        is_whole = not self._tail and not self.done and self.error is None
+        return self.started and is_whole and self._n_top_logprobs is None
 
     def _events(self, data: bytes) -> list[bytes]:
         out = []

@@ -52,9 +52,13 @@ class UpstreamConnection(asyncio.Protocol):
         self._handler: AnswerHandler | None = None
         self._headers: dict[bytes, bytes] = {}
         self._ended: AnswerHandler | None = None  # whose answer is complete in the bytes that are being parsed
+        self._pieces: list[bytes] = []  # of a body, as they are parsed
         self._got_bytes = False
         self._keep = False
         self._until_closed = False  # the end of the connection is the end of the answer
+        self._is_chunk_whole = False  # the last that was parsed is the end of a chunk
+        self._drop_lent: Callable[[], None] | None = None  # set while the native pump reads from it
+        self.is_at_boundary = False  # all that came is whole chunks
         self.is_paused = False
         self.is_open = False
         self.n_uses = 0
@@ -64,7 +68,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Write one request; its answer goes to `handler`."""
         assert self._transport is not None and self._handler is None
         self._handler = handler
-        self._got_bytes = self._until_closed = False
+        self._got_bytes = self._until_closed = self._is_chunk_whole = self.is_at_boundary = False
         self._headers = {}
         self.n_uses += 1
         self._pool.outbox.write(self._transport, request)
@@ -73,11 +77,12 @@ class UpstreamConnection(asyncio.Protocol):
         """Drop the connection: how an engine learns that the client has left."""
         self._handler = None
         self.is_open = False
+        self._stop_lending()
         if self._transport is not None:
             self._transport.abort()
 
     def pause(self) -> None:
-        if self.is_open and not self.is_paused:
+        if self.is_open and not self.is_paused and self._drop_lent is None:
             self.is_paused = True
             self._transport.pause_reading()  # type: ignore[union-attr]
 
@@ -85,6 +90,30 @@ class UpstreamConnection(asyncio.Protocol):
         if self.is_open and self.is_paused:
             self.is_paused = False
             self._transport.resume_reading()  # type: ignore[union-attr]
+
+    # the native pump
+    def fileno(self) -> int:
+        assert self._transport is not None
+        return int(self._transport.get_extra_info("socket").fileno())
+
+    def lend(self, drop: Callable[[], None]) -> None:
+        """Somebody else reads from it until `come_back`; `drop` is called if it is dropped before."""
+        assert self._transport is not None
+        self._transport.pause_reading()
+        self._drop_lent = drop
+
+    def _stop_lending(self) -> None:
+        if self._drop_lent is not None:
+            drop, self._drop_lent = self._drop_lent, None
+            drop()
+
+    def come_back(self, raw: bytes) -> None:
+        """Read here again, first what was read elsewhere and is still to be parsed."""
+        self._drop_lent = None
+        if self.is_open and self._transport is not None:
+            self._transport.resume_reading()
+            if raw:
+                self.data_received(raw)
 
     # asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -108,21 +137,32 @@ class UpstreamConnection(asyncio.Protocol):
                 return
         self._got_bytes = True
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError as error:
-            self._fault(error.__context__ or error)
-            self._break(_FAULT)
-            self.abort()
+            try:
+                self._parser.feed_data(data)
+            finally:
+                self._pass_on()
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._break(f"it sent what is not HTTP ({error})")
-            self.abort()
+            if isinstance(error, httptools.HttpParserCallbackError):
+                self._give_up(error.__context__ or error)
+            else:
+                self._break(f"it sent what is not HTTP ({error})")
+                self.abort()
+        except Exception as error:
+            self._give_up(error)
+        self.is_at_boundary = self._is_chunk_whole and data.endswith(b"\r\n")
         ended, self._ended = self._ended, None
         if ended is not None:
             self._pool.give_back(self, keep=self._keep)
             self._end(ended)
 
+    def _give_up(self, error: BaseException) -> None:
+        self._fault(error)
+        self._break(_FAULT)
+        self.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
+        self._stop_lending()
         self._transport = None
         self.is_open = False
         handler = self._handler
@@ -165,11 +205,24 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep = (sized or self._pool.address.keeps_streams) and bool(self._parser.should_keep_alive())
         self._handler.on_head(status, self._headers)
 
+    def on_chunk_header(self) -> None:
+        self._is_chunk_whole = False
+
+    def on_chunk_complete(self) -> None:
+        self._is_chunk_whole = True
+
     def on_body(self, data: bytes) -> None:
-        if self._handler is not None:
-            self._handler.on_data(data)
+        self._pieces.append(data)
+
+    def _pass_on(self) -> None:
+        """What the pieces of a body were that came together goes on together."""
+        if self._pieces:
+            data, self._pieces = b"".join(self._pieces), []
+            if self._handler is not None:
+                self._handler.on_data(data)
 
     def on_message_complete(self) -> None:
+        self._pass_on()
         if self._handler is not None and self._parser.get_status_code() >= 200:
             self._ended, self._handler = self._handler, None
 
