@@ -41,9 +41,9 @@ def _latent(load: Load) -> int:
     shape = load.facts.shape
     if not shape.head_dim_k_mla:
         return 0
-    n_head = max(shape.n_head)
+    n_head = max(shape.n_head, default=0)
     each = shape.head_dim_k_mla + shape.kv_lora_rank + shape.head_dim_k
-    index = max(layer.index for layer in shape.layers)
+    index = max((layer.index for layer in shape.layers), default=0)
     scores = 2 * shape.n_index_head * index + load.settings.slot_tokens * 8 // 5 + 640 if index else 0
     return n_head * each + 5 * shape.n_embd + scores
 

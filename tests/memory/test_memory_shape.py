@@ -6,12 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from described import ALL, metadata
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from laya.errors import BadModelFile
+from laya.errors import BadModelFile, ConfigError
+from laya.memory.engine_facts import XLLAMACPP
+from laya.memory.facts import facts_before_download
 from laya.memory.gguf import ArrayInfo, read_header
 from laya.memory.gguf_shape import read_shape
 from laya.memory.layers import LayerShape
+from laya.memory.planner import Choice, Model, decide, price
 from laya.memory.shape import ModelShape
+from laya.types import AskedSettings
 
 LLAMA: dict[str, Any] = {
     "general.architecture": "llama",
@@ -134,3 +141,49 @@ def test_file_without_architecture_or_of_a_projector_is_refused() -> None:
         read_shape(Path("m.gguf"), {})
     with pytest.raises(BadModelFile, match="projector"):
         read_shape(Path("m.gguf"), {"general.architecture": "clip"})
+
+
+VALUES: list[Any] = [
+    0,
+    1,
+    3,
+    1 << 24,
+    1 << 40,
+    -1,
+    2.5,
+    True,
+    "many",
+    (),
+    (1, 0),
+    (True,) * 8,
+    (0,) * 8,
+    (1 << 24,) * 8,
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    architecture=st.sampled_from([*ALL, "unheard-of"]),
+    changes=st.dictionaries(st.integers(0, 60), st.sampled_from(VALUES), min_size=1, max_size=3),
+)
+def test_any_metadata_is_planned_or_refused_by_name(architecture: str, changes: dict[int, Any]) -> None:
+    keys = metadata("llama" if architecture == "unheard-of" else architecture)
+    keys = {key.replace("llama.", f"{architecture}."): value for key, value in keys.items()}
+    read = {key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()}
+    names = [key for key in read if key.startswith(f"{architecture}.")]
+    read |= {names[number % len(names)]: value for number, value in changes.items()}
+    read["general.architecture"] = architecture
+    said = fault_of(read)
+    assert said is None or "kv_cache_dtype" in said or ("m.gguf" in said and f"{architecture}." in said)
+
+
+def fault_of(read: dict[str, Any]) -> str | None:
+    """What is said of this metadata when a plan of it is refused."""
+    try:
+        facts = facts_before_download(read_shape(Path("m.gguf"), read), 1 << 30, "Q4_K")
+        model = Model(id="m", facts=facts, engine=XLLAMACPP, n_cores=1)
+        wanted = Choice(max_num_seqs=2, max_seq_len=512, kv_cache_dtype="q8_0")
+        assert min(price(model, decide(model, AskedSettings(), wanted))["cpu"].values()) > 0
+    except (BadModelFile, ConfigError) as error:
+        return error.message
+    return None
