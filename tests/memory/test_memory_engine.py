@@ -10,10 +10,10 @@ from laya.bench.generated_models import generated
 from laya.bench.memory import Cell, asked_cell, measure_cell
 
 CELLS = [
-    asked_cell("smollm2", 2, 768, "q8_0"),
+    asked_cell("smollm2", 2, 512, "q8_0"),
     asked_cell("dense", 2, 1024, mmap=False),
     asked_cell("moe", 2, 2048, kv_pool_tokens=2048),
-    asked_cell("window", 1, 4096),
+    asked_cell("window", 1, 2048),
     asked_cell("oss", 1, 512),
     asked_cell("latent", 1, 512, "q8_0"),
     asked_cell("delta", 2, 512),
