@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 from pathlib import Path
@@ -14,10 +15,14 @@ from machine_rates import rates_with
 from small_gguf import MakeGguf
 
 from laya.cli.plan import plan
+from laya.engines.log import EngineLog
+from laya.engines.process import EngineProcess
+from laya.engines.settings import EngineSettings
 from laya.errors import LayaError
 from laya.memory import Machine
 from laya.memory.rates import hardware_key
 from laya.store import Store
+from laya.types import PlannedSettings
 
 
 @pytest.fixture
@@ -288,3 +293,24 @@ def test_questions_that_cannot_be_answered_are_named(
         laya_plan(*words)
     assert caught.value.exit_code == 2
     assert said in caught.value.message
+
+
+@pytest.mark.engine
+def test_alternatives_load_on_the_real_engine_within_their_plans(laya_plan: Any, smollm2_path: Path) -> None:
+    words = ("--max-seq-len", 8192, "--max-num-seqs", 8, "--memory-budget", "700MiB", "--json")
+    for each in json.loads(laya_plan(smollm2_path, *words)[1])["alternatives"][:2]:
+        pasted = shlex.split(each["command"].removeprefix("laya plan "))
+        settings = msgspec.convert(json.loads(laya_plan(*pasted, "--json")[1])["settings"], PlannedSettings)
+        peak_bytes = asyncio.run(_peak_of(smollm2_path, settings))
+        assert 0 < peak_bytes <= each["total_bytes"], each
+
+
+async def _peak_of(path: Path, planned: PlannedSettings) -> int:
+    engine = EngineProcess(EngineSettings(model_id="m", path=path, planned=planned), EngineLog())
+    await engine.start()
+    try:
+        reading = engine.measure()
+        assert reading is not None
+        return reading.peak_bytes
+    finally:
+        await engine.stop()
