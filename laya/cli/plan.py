@@ -21,6 +21,7 @@ from laya.cli.plan_model import Asking, Subject, cards_of, subject_described, su
 from laya.cli.plan_show import rule_of_thumb, show_alternatives, show_choices, show_devices, show_verdict
 from laya.cli.plan_speed import show_speed, speed_fields, speed_of
 from laya.cli.plan_table import compare_fields, compared, show_compare, show_table, table_fields
+from laya.cli.plan_vllm import VllmFlags, check_flags, show_vllm_plan
 from laya.cli.rates import kept_rates
 from laya.config import Config, load_config, parse_engine_flags
 from laya.errors import ConfigError, InsufficientMemory
@@ -42,6 +43,7 @@ AsTable = Annotated[bool, typer.Option("--table", help="The grid of contexts and
 Compare = Annotated[tuple[Path, Path] | None, typer.Option(help="Two config files, side by side.", metavar="OLD NEW")]
 Params = Annotated[Path | None, typer.Option(help="A JSON description of an architecture instead of a model.")]
 Cards = Annotated[str | None, typer.Option("--gpu-memory", help="Plan for cards of this size: 24GiB, 24GiB,24GiB.")]
+ForVllm = Annotated[bool, typer.Option("--vllm", help="As vLLM would run it, on --gpu-memory cards or those here.")]
 # Parameters that are settings: their flags are read by the same code as those of `laya serve`.
 SETTINGS = frozenset(
     (
@@ -64,8 +66,13 @@ def plan(
     table: AsTable = False,
     compare: Compare = None,
     params: Params = None,
+    vllm: ForVllm = False,
     config_file: ConfigFile = None,
     as_json: Json = False,
+    tensor_parallel_size: Annotated[int | None, _setting("--tensor-parallel-size", "-tp")] = None,
+    pipeline_parallel_size: Annotated[int | None, _setting("--pipeline-parallel-size", "-pp")] = None,
+    gpu_memory_utilization: Annotated[float | None, _setting("--gpu-memory-utilization")] = None,
+    max_num_batched_tokens: Annotated[int | None, _setting("--max-num-batched-tokens")] = None,
     n_threads: Annotated[str | None, _setting("--n-threads", "--threads", "-t")] = None,
     mmproj: Annotated[str | None, _setting("--mmproj", "-mm")] = None,
     draft: Annotated[str | None, _setting("--draft", "--model-draft", "-md")] = None,
@@ -77,15 +84,29 @@ def plan(
     cache_type_v: Annotated[str | None, _setting("--cache-type-v", "-ctv")] = None,
 ) -> None:
     """Show what a model would need here, what is chosen for it and why, and how fast it is; nothing is loaded."""
+    flags = VllmFlags(
+        tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
     said = {name: value for name, value in context.params.items() if name in SETTINGS and value is not None}
+    kv_type = said.pop("kv_cache_dtype", None) if vllm else None  # vLLM has types of its own
     words = [word for name, value in said.items() for word in (f"--{name.replace('_', '-')}", value)]
-    settings = parse_engine_flags([*words, *([] if mmap else ["--no-mmap"]), *context.args])
-    _check_modes(model, table=table, compare=compare, params=params)
+    settings = parse_engine_flags(
+        [*words, *([] if mmap else ["--no-mmap"]), *([] if vllm else flags.words()), *context.args]
+    )
+    _check_modes(model, table=table, compare=compare, params=params, vllm=vllm)
     if compare is not None:
         raise typer.Exit(_compare(compare, model, settings, as_json))
     config = load_config(config_file, os.environ)
     budget = Machine().budget(memory_budget if memory_budget is not None else config.memory.budget)
     asking = Asking(config=config, settings=settings, card_bytes=cards_of(gpu_memory))
+    if vllm:
+        check_flags(flags)
+        if model is None:
+            raise ConfigError("--vllm is of one model: laya plan MODEL --vllm", param="vllm")
+        raise typer.Exit(_exit_code(show_vllm_plan(model, asking, budget, flags, kv_type, as_json=as_json)))
     if model is None and params is None:
         raise typer.Exit(_whole(asking, budget, as_json, has_table=table))
     subject = subject_described(params, asking) if params is not None else subject_named(model or "", asking)
@@ -100,13 +121,14 @@ def plan(
     raise typer.Exit(_one(subject, budget, line, as_json))
 
 
-def _check_modes(model: str | None, *, table: bool, compare: Any, params: Path | None) -> None:
+def _check_modes(model: str | None, *, table: bool, compare: Any, params: Path | None, vllm: bool) -> None:
     """Raise ConfigError where two ways to plan are asked for at once."""
     if params is not None and model is not None:
         raise ConfigError(f"--params {params} is a model of its own: leave out '{model}'", param="params")
-    if compare is not None and (table or params is not None):
-        other = "--table" if table else "--params"
-        raise ConfigError(f"--compare and {other} are two questions: ask one at a time", param="compare")
+    asked = (("--compare", compare is not None), ("--vllm", vllm), ("--table", table), ("--params", params is not None))
+    first, *others = [name for name, is_asked in asked if is_asked] or [""]
+    if others and first in ("--compare", "--vllm"):
+        raise ConfigError(f"{first} and {others[0]} are two questions: ask one at a time", param=first[2:])
 
 
 def _one(subject: Subject, budget: Budget, line: Line, as_json: bool) -> int:

@@ -1,0 +1,181 @@
+"""Owns: `laya plan MODEL --vllm`: the plan in vLLM's terms, on the cards of this machine or those one asks about.
+
+Laya starts no vLLM of its own yet: this says what `vllm serve` would take, before anybody downloads or starts anything.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from laya.cli.output import print_json
+from laya.cli.plan_advice import Alternative
+from laya.cli.plan_model import Asking
+from laya.cli.plan_show import show_alternatives, show_choices, show_devices, show_verdict
+from laya.errors import ConfigError
+from laya.memory import Budget, Machine, VllmSettings, plan_vllm
+from laya.memory.gpu import GpuMemory, GpuMeter
+from laya.memory.hf import HfFacts
+from laya.memory.plan_source import facts_anywhere
+from laya.models import home_path, is_remote, open_remote, resolve
+from laya.types import GIB, AskedSettings, Plan
+
+SOLD_GIB = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192, 288)  # cards as they are sold
+SIDE_BY_SIDE = (1, 2, 4, 8)
+ENOUGH = 3
+
+
+class VllmFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's own flags, under its names; None = its default, or as many cards as there are."""
+
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    gpu_memory_utilization: float | None = None
+    max_num_batched_tokens: int | None = None
+
+    def given(self) -> dict[str, int | float]:
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+    def words(self) -> list[str]:
+        """As typed: what a verb that is not about vLLM explains."""
+        return [word for name, value in self.given().items() for word in (_flag(name), str(value))]
+
+
+def check_flags(flags: VllmFlags) -> None:
+    """Raise ConfigError naming a flag whose value nothing can be."""
+    for name, value in flags.given().items():
+        flag = _flag(name)
+        if name == "gpu_memory_utilization":
+            if not 0 < value <= 1:
+                raise ConfigError(f"{flag} is {value}; it is a share of the card, above 0 and at most 1", param=name)
+        elif not 1 <= value <= 1 << 20:
+            raise ConfigError(f"{flag} is {value}; it must be at least 1 and at most {1 << 20}", param=name)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def show_vllm_plan(
+    name: str, asking: Asking, budget: Budget, flags: VllmFlags, kv_cache_dtype: str | None, *, as_json: bool
+) -> bool:
+    """Print the plan of a model for vLLM. Returns whether it fits. Raises as `plan_vllm`, and for a GGUF model."""
+    found = _found(name, asking)
+    cards = _cards(asking)
+    asked, _ = asking.of(name)
+    asked = msgspec.structs.replace(asked, kv_cache_dtype=kv_cache_dtype)
+    settings = _settings(found, flags, len(cards))
+    plan = plan_vllm(found, asked, budget, cards, model_id=name, settings=settings, n_cores=Machine().cores())
+    others = [] if plan.fits else _alternatives(name, asking, found, asked, plan, settings, budget)
+    if as_json:
+        fields = {"engine": "vllm", "vllm": msgspec.to_builtins(settings), "limit": budget.limit}
+        print_json(msgspec.to_builtins(plan) | fields | {"alternatives": msgspec.to_builtins(others)})
+        return plan.fits
+    console = Console(highlight=False)
+    show_devices(console, plan, budget)
+    show_choices(console, plan, {*asking.settings, *({"kv_cache_dtype"} if kv_cache_dtype else ())})
+    if others:
+        show_alternatives(console, others)
+    show_verdict(console, plan, found.weights.total_bytes)
+    return plan.fits
+
+
+def _found(name: str, asking: Asking) -> HfFacts:
+    """The facts of the model of a name, path or address."""
+    source = asking.config.for_model(name).source or name
+    path = Path(source).expanduser()
+    if path.suffix.lower() == ".json":
+        found = facts_anywhere(path)
+    elif is_remote(source):
+        with open_remote(source) as remote:
+            found = facts_anywhere(remote)
+    else:
+        found = facts_anywhere(resolve(source, models_dir=Path(asking.config.models_dir), home=home_path()).path)
+    if not isinstance(found, HfFacts):
+        raise ConfigError(
+            f"'{name}' is a GGUF file; vLLM is planned for Hugging Face models: a folder, a config.json or "
+            f"hf://org/repo:safetensors.",
+            param="model",
+        )
+    return found
+
+
+def _cards(asking: Asking) -> list[GpuMemory]:
+    if asking.card_bytes:
+        return _free_cards(asking.card_bytes)
+    cards = GpuMeter().read()
+    if not cards:
+        raise ConfigError("vLLM runs on GPUs and none was found here: say which, as --gpu-memory 24GiB", param="vllm")
+    return cards
+
+
+def _free_cards(sizes: Sequence[int]) -> list[GpuMemory]:
+    return [
+        GpuMemory(index=index, name="", total_bytes=size, free_bytes=size, own_bytes=0)
+        for index, size in enumerate(sizes)
+    ]
+
+
+def _settings(found: HfFacts, flags: VllmFlags, n_cards: int) -> VllmSettings:
+    """vLLM's settings: what was given, and all cards side by side where the heads divide among them."""
+    given = flags.given()
+    if "tensor_parallel_size" not in given:
+        share = n_cards // int(given.get("pipeline_parallel_size", 1))
+        heads = max(found.shape.n_head, default=0)
+        given["tensor_parallel_size"] = share if share and heads and heads % share == 0 else 1
+    return msgspec.convert(given, VllmSettings)
+
+
+def _alternatives(
+    name: str,
+    asking: Asking,
+    found: HfFacts,
+    asked: AskedSettings,
+    plan: Plan,
+    settings: VllmSettings,
+    budget: Budget,
+) -> list[Alternative]:
+    """Changed settings on these cards, then the smallest cards that hold what was asked for."""
+    base = f"laya plan {shlex.quote(name)} --vllm"
+    cards = f" --gpu-memory {','.join(f'{size // GIB}GiB' for size in asking.card_bytes)}" if asking.card_bytes else ""
+    kept = {key: value for key, value in asking.settings.items() if key in ("max_seq_len", "max_num_seqs")}
+    if asked.kv_cache_dtype:
+        kept["kv_cache_dtype"] = asked.kv_cache_dtype
+    others = []
+    for each in plan.suggestions:
+        words = each.flags.split()
+        changed = {flag[2:].replace("-", "_"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
+        command = f"{base}{cards}{_flags(kept | changed)}"
+        others.append(Alternative(command=command, total_bytes=each.total_bytes, note=each.note))
+    for count in SIDE_BY_SIDE:
+        if len(others) > ENOUGH + 1:
+            break
+        sized = _smallest_cards(found, asked, settings, budget, count)
+        if sized is not None:
+            size, need = sized
+            command = f"{base} --gpu-memory {','.join([f'{size}GiB'] * count)}{_flags(kept)}"
+            note = f"{count} {'card' if count == 1 else 'cards'} of {size} GiB"
+            others.append(Alternative(command=command, total_bytes=need, note=note))
+    return others
+
+
+def _flags(settings: dict[str, object]) -> str:
+    return "".join(f" {_flag(name)} {value}" for name, value in settings.items())
+
+
+def _smallest_cards(
+    found: HfFacts, asked: AskedSettings, settings: VllmSettings, budget: Budget, count: int
+) -> tuple[int, int] | None:
+    """The smallest size, in GiB, of `count` cards side by side that hold what was asked for, and the need on them."""
+    if max(found.shape.n_head, default=0) % count:
+        return None
+    side = msgspec.structs.replace(settings, tensor_parallel_size=count, pipeline_parallel_size=1)
+    for size in SOLD_GIB:
+        plan = plan_vllm(found, asked, budget, _free_cards([size * GIB] * count), model_id="", settings=side)
+        if plan.fits:
+            return size, plan.need_bytes
+    return None
