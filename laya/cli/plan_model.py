@@ -71,7 +71,7 @@ def subject_named(name: str, asking: Asking) -> Subject:
     """The model of a name, path or address. Raises ModelNotFound naming the nearest, BadModelFile, DownloadError."""
     source = asking.config.for_model(name).source or name
     path = Path(source).expanduser()
-    if path.suffix.lower() == ".json":
+    if path.suffix.lower() == ".json" and not is_remote(source):
         return _described_by_hf(name, facts_anywhere(path), asking)
     if is_remote(source):
         try:

@@ -88,11 +88,11 @@ def _found(name: str, asking: Asking) -> HfFacts:
     """The facts of the model of a name, path or address."""
     source = asking.config.for_model(name).source or name
     path = Path(source).expanduser()
-    if path.suffix.lower() == ".json":
-        found = facts_anywhere(path)
-    elif is_remote(source):
+    if is_remote(source):
         with open_remote(source) as remote:
             found = facts_anywhere(remote)
+    elif path.suffix.lower() == ".json":
+        found = facts_anywhere(path)
     else:
         found = facts_anywhere(resolve(source, models_dir=Path(asking.config.models_dir), home=home_path()).path)
     if not isinstance(found, HfFacts):
