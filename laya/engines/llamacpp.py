@@ -17,6 +17,9 @@ HOST = "127.0.0.1"
 # The gateway sends a body at once, so a slow read is a fault. A write may wait for a client that reads slowly.
 READ_TIMEOUT_S = 60
 WRITE_TIMEOUT_S = 600
+# How often a thread looks before it sleeps at llama.cpp's barriers. OpenMP's default, 300000, stops everything where
+# another program has a core: see docs/log.md.
+BARRIER_SPINS = "1000"
 
 
 def params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
@@ -180,6 +183,7 @@ def environment(api_key: str | None = None) -> dict[str, str]:
     """The child's environment: ours, without secrets it does not need and variables that would steer llama.cpp."""
     dropped = ("LLAMA_", "LAYA_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    kept.setdefault("GOMP_SPINCOUNT", BARRIER_SPINS)
     return kept if api_key is None else kept | {"LLAMA_API_KEY": api_key}
 
 

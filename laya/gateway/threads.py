@@ -58,6 +58,12 @@ class Threads:
         if len(self._most) > 1:
             self._share_out()
 
+    def stop_sharing(self) -> None:
+        """Engines that run now keep what they were started with, however many that is (for comparison)."""
+        for share in self._shares.values():
+            share.set(0)
+        self._shares.clear()
+
     def _share_out(self) -> None:
         cores = self._cores()
         self._ledger.set_total(THREADS, cores)
