@@ -47,7 +47,9 @@ def _hub_source(text: str) -> str | None:
     parts = urlsplit(text)
     hosts = {"huggingface.co", "hf.co", urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc}
     match = _HUB_PAGE.fullmatch(unquote(parts.path))
-    if parts.netloc not in hosts or match is None or match["repo"].partition("/")[0] in _NO_HUB_PAGES:
+    if parts.netloc not in hosts or match is None:
+        return None
+    if match["repo"].partition("/")[0] in _NO_HUB_PAGES or match["repo"].lower().endswith((".gguf", ".json")):
         return None
     revision = f"@{match['revision']}" if match["revision"] not in (None, "main") else ""
     file = match["file"]
