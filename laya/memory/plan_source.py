@@ -42,6 +42,12 @@ def facts_anywhere(source: Path | ModelSource) -> ModelFacts | HfFacts:
     headers = [read_header_of(file) for file in source.files.values()]
     if not headers:
         raise BadModelFile(f"{source.name} has no files.", param="model")
+    count = headers[0].metadata.get("split.count", 1)
+    if isinstance(count, int) and count > len(headers):
+        raise BadModelFile(
+            f"{headers[0].path} is one of {count} files; their names must end in -00001-of-{count:05d}.gguf.",
+            param="model",
+        )
     return facts_of(headers)
 
 

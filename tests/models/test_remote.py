@@ -149,6 +149,18 @@ def test_split_gguf_is_read_shard_by_shard(hub: Hub, gguf_path: Path) -> None:
         plan_of("hf://org/half")
 
 
+def test_one_file_of_a_split_model_is_not_planned_alone(server: FileServer, gguf_path: Path) -> None:
+    writer = gguf.GGUFWriter(gguf_path, "llama")
+    writer.add_uint16("split.count", 3)
+    writer.add_tensor("token_embd.weight", np.zeros((32, 32), dtype=np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(BadModelFile, match="is one of 3 files"):
+        plan_of(server.serve("/renamed.gguf", gguf_path.read_bytes()))
+
+
 # Hugging Face models
 
 
