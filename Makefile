@@ -8,7 +8,7 @@ MODEL  ?= smollm2
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-chaos browser lint format bench test-native-sanitize clean
+.PHONY: help setup serve test test-chaos test-guard-vm browser lint format bench test-native-sanitize clean
 
 help:            ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ browser:         ## Chromium for the tests of the page: Debian's package, where 
 
 test-chaos: $(VENV)/.laya-dev   ## what Laya does when memory runs out, in real control groups (needs root and cgroup v1)
 	@$(BIN)/python -m pytest tests/chaos -s -rs -p no:cacheprovider $(ARGS)
+
+test-guard-vm: $(VENV)/.laya-dev   ## the guard with cgroup v2 and systemd, in a QEMU guest (ACCEL=tcg where KVM does not work)
+	@tests/vm/run
 
 lint: $(VENV)/.laya-dev   ## ruff, mypy, and who may import whom
 	@$(BIN)/ruff check .
