@@ -90,45 +90,85 @@ def plan(
         gpu_memory_utilization=gpu_memory_utilization,
         max_num_batched_tokens=max_num_batched_tokens,
     )
+    asked = _Question(
+        model=model,
+        table=table,
+        compare=compare,
+        params=params,
+        vllm=flags if vllm else None,
+        config_file=config_file,
+        memory_budget=memory_budget,
+        gpu_memory=gpu_memory,
+        total_context=ctx_size,
+        as_json=as_json,
+    )
+    asked.check()
     said = {name: value for name, value in context.params.items() if name in SETTINGS and value is not None}
     kv_type = said.pop("kv_cache_dtype", None) if vllm else None  # vLLM has types of its own
     words = [word for name, value in said.items() for word in (f"--{name.replace('_', '-')}", value)]
-    settings = parse_engine_flags(
-        [*words, *([] if mmap else ["--no-mmap"]), *([] if vllm else flags.words()), *context.args]
-    )
-    _check_modes(model, table=table, compare=compare, params=params, vllm=vllm)
-    if compare is not None:
-        raise typer.Exit(_compare(compare, model, settings, as_json))
-    config = load_config(config_file, os.environ)
-    budget = Machine().budget(memory_budget if memory_budget is not None else config.memory.budget)
-    asking = Asking(config=config, settings=settings, card_bytes=cards_of(gpu_memory))
-    if vllm:
-        check_flags(flags)
-        if model is None:
+    foreign = [] if vllm else flags.words()
+    settings = parse_engine_flags([*words, *([] if mmap else ["--no-mmap"]), *foreign, *context.args])
+    raise typer.Exit(_answer(asked, settings, kv_type))
+
+
+class _Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be planned and shown, beside the settings."""
+
+    model: str | None
+    table: bool
+    compare: tuple[Path, Path] | None
+    params: Path | None
+    vllm: VllmFlags | None
+    config_file: Path | None
+    memory_budget: str | None
+    gpu_memory: str | None
+    total_context: str | None  # llama.cpp's --ctx-size
+    as_json: bool
+
+    def check(self) -> None:
+        """Raise ConfigError where two ways to plan are asked for at once."""
+        if self.params is not None and self.model is not None:
+            raise ConfigError(f"--params {self.params} is a model of its own: leave out '{self.model}'", param="params")
+        modes = (
+            ("--compare", self.compare is not None),
+            ("--vllm", self.vllm is not None),
+            ("--table", self.table),
+            ("--params", self.params is not None),
+        )
+        first, *others = [name for name, is_asked in modes if is_asked] or [""]
+        if others and first in ("--compare", "--vllm"):
+            raise ConfigError(f"{first} and {others[0]} are two questions: ask one at a time", param=first[2:])
+
+
+def _answer(asked: _Question, settings: dict[str, Any], kv_type: str | None) -> int:
+    """Plan and show what was asked; the exit code. kv_type: of vLLM's cache."""
+    if asked.compare is not None:
+        return _compare(asked.compare, asked.model, settings, asked.as_json)
+    config = load_config(asked.config_file, os.environ)
+    budget = Machine().budget(asked.memory_budget if asked.memory_budget is not None else config.memory.budget)
+    asking = Asking(config=config, settings=settings, card_bytes=cards_of(asked.gpu_memory))
+    if asked.vllm is not None:
+        check_flags(asked.vllm)
+        if asked.model is None:
             raise ConfigError("--vllm is of one model: laya plan MODEL --vllm", param="vllm")
-        raise typer.Exit(_exit_code(show_vllm_plan(model, asking, budget, flags, kv_type, as_json=as_json)))
-    if model is None and params is None:
-        raise typer.Exit(_whole(asking, budget, as_json, has_table=table))
-    subject = subject_described(params, asking) if params is not None else subject_named(model or "", asking)
-    if ctx_size is not None:
-        total = f"--ctx-size {ctx_size} is llama.cpp's total of all slots: max_seq_len {settings['max_seq_len']} each"
-        subject = msgspec.structs.replace(subject, notes=(*subject.notes, total))
-    if table:
-        raise typer.Exit(_table(subject, budget, as_json))
-    line = Line(
-        asking=asking, budget=memory_budget, config=str(config_file) if config_file else None, gpu_memory=gpu_memory
-    )
-    raise typer.Exit(_one(subject, budget, line, as_json))
-
-
-def _check_modes(model: str | None, *, table: bool, compare: Any, params: Path | None, vllm: bool) -> None:
-    """Raise ConfigError where two ways to plan are asked for at once."""
-    if params is not None and model is not None:
-        raise ConfigError(f"--params {params} is a model of its own: leave out '{model}'", param="params")
-    asked = (("--compare", compare is not None), ("--vllm", vllm), ("--table", table), ("--params", params is not None))
-    first, *others = [name for name, is_asked in asked if is_asked] or [""]
-    if others and first in ("--compare", "--vllm"):
-        raise ConfigError(f"{first} and {others[0]} are two questions: ask one at a time", param=first[2:])
+        fits = show_vllm_plan(asked.model, asking, budget, asked.vllm, kv_type, as_json=asked.as_json)
+        return _exit_code(fits)
+    if asked.params is not None:
+        subject = subject_described(asked.params, asking)
+    elif asked.model is not None:
+        subject = subject_named(asked.model, asking)
+    else:
+        return _whole(asking, budget, asked.as_json, has_table=asked.table)
+    if asked.total_context is not None:
+        each = f"llama.cpp's total of all slots: max_seq_len {settings['max_seq_len']} each"
+        subject = msgspec.structs.replace(
+            subject, notes=(*subject.notes, f"--ctx-size {asked.total_context} is {each}")
+        )
+    if asked.table:
+        return _table(subject, budget, asked.as_json)
+    file = str(asked.config_file) if asked.config_file else None
+    line = Line(asking=asking, budget=asked.memory_budget, config=file, gpu_memory=asked.gpu_memory)
+    return _one(subject, budget, line, asked.as_json)
 
 
 def _one(subject: Subject, budget: Budget, line: Line, as_json: bool) -> int:
