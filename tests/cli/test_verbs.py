@@ -1,0 +1,38 @@
+"""The verbs are all there, and only the one that is asked for is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from typer.main import get_command
+
+from laya.cli.verbs import VERBS, app_for
+
+
+def commands(*words: str) -> list[str]:
+    return list(getattr(get_command(app_for(words)), "commands", {}))
+
+
+def test_help_and_unknown_words_know_every_verb_in_its_order() -> None:
+    assert sorted(commands()) == sorted(commands("--help")) == sorted(commands("nosuchverb")) == sorted(VERBS)
+    assert [name for name in commands() if not VERBS[name].is_group] == [
+        name for name in VERBS if not VERBS[name].is_group
+    ]
+
+
+def test_verb_is_loaded_alone() -> None:
+    for name in VERBS:
+        assert commands(name) == [name]
+
+
+def test_plan_loads_neither_a_server_nor_a_client() -> None:
+    script = (
+        "import sys\n"
+        "from laya.cli.verbs import app_for\n"
+        "app_for(['plan'])\n"
+        "heavy = {'uvicorn', 'httpx', 'xllamacpp', 'huggingface_hub', 'starlette'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
