@@ -162,10 +162,17 @@ def _experts_touched(facts: ModelFacts, n_tokens: float) -> float:
 def _attention_s(
     facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, kept: float, *, missed: float | None
 ) -> float:
-    """Seconds one thread attends with one new token over the tokens kept, in all layers."""
-    shape, seconds = facts.shape, rates.position_s(settings.kv_cache_dtype, missed=missed)
-    layers = zip(shape.layers, shape.n_head, strict=False)
-    return seconds * sum(n_head * _seen(layer, kept) * _width(layer) for layer, n_head in layers)
+    """Seconds one thread attends with one new token over the tokens kept, in all layers.
+
+    Heads that share keys and values come one after the other: only the first of them waits for memory.
+    """
+    total = 0.0
+    for layer, n_head in zip(facts.shape.layers, facts.shape.n_head, strict=False):
+        shared = min(1.0, layer.n_head_kv / max(1, n_head))
+        share = None if missed is None else missed * shared
+        seconds = rates.position_s(settings.kv_cache_dtype, missed=share)
+        total += seconds * n_head * _seen(layer, kept) * _width(layer)
+    return total
 
 
 def _width(layer: LayerShape) -> float:
