@@ -31,7 +31,7 @@ from laya.memory.shape import ModelShape
 from laya.memory.source import LocalFile, LocalModel, ModelSource, whole
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-MAX_CONFIG_BYTES, MAX_INDEX_BYTES = 16 << 20, 128 << 20
+MAX_CONFIG_BYTES, MAX_INDEX_BYTES = 4 << 20, 128 << 20
 
 
 class HfFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -176,6 +176,8 @@ def _heads(
         yield "attention.head_count_kv", 0
         return
     n_head = config.numbers(*FIGURES["attention.head_count"]) or config.number(*FIGURES["attention.head_count"])
+    if isinstance(n_head, tuple) and len(n_head) < n_layer:
+        config.fail(f"is corrupt: it gives heads of {len(n_head)} of {n_layer} layers")
     most = max(n_head) if isinstance(n_head, tuple) else n_head
     yield "attention.head_count", n_head
     width = config.number(*FIGURES["head_dim"], default=max(1, n_embd // max(1, most)), least=1)

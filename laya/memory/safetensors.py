@@ -19,7 +19,7 @@ from laya.memory.lookalike import what_it_looks_like
 from laya.memory.source import ByteSource
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-MAX_TENSORS = 2_000_000  # of one model; the largest known has a tenth
+MAX_TENSORS = 1_000_000  # of one model; the largest known has a fifth
 FIRST_READ_BYTES = 1 << 17
 READERS = 8  # files read at once: over a network each is a wait of its own
 SINGLE_FILE = "model.safetensors"
@@ -64,6 +64,8 @@ def model_files(name: str, files: Mapping[str, ByteSource], index: bytes | None)
     if index is None:
         single = files.get(SINGLE_FILE)
         return [single] if single is not None else [files[file] for file in sorted(files)]
+    if index.count(b":") > MAX_TENSORS:
+        raise BadModelFile(f"{name}: its model.safetensors.index.json has more than {MAX_TENSORS} rows.", param="model")
     try:
         named = sorted(set(msgspec.json.decode(index, type=_Index).weight_map.values()))
     except (msgspec.DecodeError, RecursionError) as error:
@@ -122,6 +124,8 @@ def _header_text(source: ByteSource) -> bytes:
 
 def _tensors(source: ByteSource, text: bytes) -> dict[str, SafeTensor]:
     data_bytes = source.file_bytes - 8 - len(text)
+    if text.count(b"{") > MAX_TENSORS:  # before anything is built of them
+        raise _fault(source, f"is corrupt: its header claims more than {MAX_TENSORS} tensors")
     try:
         tensors = _HEADER.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:

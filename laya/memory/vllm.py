@@ -29,7 +29,7 @@ AUTO_KV_TYPES = ("auto", "fp8")
 MAX_SUGGESTIONS = 4
 
 
-class _Try(msgspec.Struct, frozen=True, kw_only=True):
+class VllmChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that the search varies."""
 
     max_num_seqs: int
@@ -122,17 +122,17 @@ def _check(found: HfFacts, asked: AskedSettings, settings: VllmSettings, n_cards
         )
 
 
-def _tries(found: HfFacts, asked: AskedSettings) -> Iterator[_Try]:
+def _tries(found: HfFacts, asked: AskedSettings) -> Iterator[VllmChoice]:
     """Every choice in the order it is tried: fewer sequences, shorter ones, then a smaller KV type."""
     counts = [asked.max_num_seqs] if asked.max_num_seqs else [MOST_SEQS >> step for step in range(5)]
     lengths = [asked.max_seq_len] if asked.max_seq_len else _lengths(found, asked)
     kinds = [asked.kv_cache_dtype] if asked.kv_cache_dtype else list(AUTO_KV_TYPES)
     for count in counts:
-        yield _Try(max_num_seqs=count, max_seq_len=lengths[0], kv_cache_dtype=kinds[0])
+        yield VllmChoice(max_num_seqs=count, max_seq_len=lengths[0], kv_cache_dtype=kinds[0])
     for length in lengths[1:]:
-        yield _Try(max_num_seqs=counts[-1], max_seq_len=length, kv_cache_dtype=kinds[0])
+        yield VllmChoice(max_num_seqs=counts[-1], max_seq_len=length, kv_cache_dtype=kinds[0])
     for kind in kinds[1:]:
-        yield _Try(max_num_seqs=counts[-1], max_seq_len=lengths[-1], kv_cache_dtype=kind)
+        yield VllmChoice(max_num_seqs=counts[-1], max_seq_len=lengths[-1], kv_cache_dtype=kind)
 
 
 def _lengths(found: HfFacts, asked: AskedSettings) -> list[int]:
@@ -141,12 +141,12 @@ def _lengths(found: HfFacts, asked: AskedSettings) -> list[int]:
     return [longest, *(1 << bits for bits in range(longest.bit_length() - 1, 0, -1) if floor <= 1 << bits < longest)]
 
 
-def _cache(model: VllmModel, choice: _Try) -> KvCache:
+def _cache(model: VllmModel, choice: VllmChoice) -> KvCache:
     shape, states = model.found.shape, model.found.state_bytes
     return kv_cache(shape, model.settings, choice.kv_cache_dtype, dtype_bytes=HALF_BYTES, state_bytes=states)
 
 
-def _terms(model: VllmModel, choice: _Try) -> list[dict[str, int]]:
+def _terms(model: VllmModel, choice: VllmChoice) -> list[dict[str, int]]:
     """Term -> bytes of each card, in the order of `cards`."""
     stages = gpu_terms(model.found, model.settings, choice.max_num_seqs, choice.max_seq_len)
     caches = _cache(model, choice).bytes_for(choice.max_num_seqs, choice.max_seq_len)
@@ -159,13 +159,13 @@ def _terms(model: VllmModel, choice: _Try) -> list[dict[str, int]]:
     ]
 
 
-def _fits(model: VllmModel, choice: _Try) -> bool:
+def _fits(model: VllmModel, choice: VllmChoice) -> bool:
     needs = [sum(terms.values()) for terms in _terms(model, choice)]
     on_cards = all(need <= usable_bytes(card) for need, card in zip(needs, model.cards, strict=True))
     return on_cards and host_bytes(model.settings) <= model.host.bytes
 
 
-def _devices(model: VllmModel, choice: _Try) -> list[DevicePlan]:
+def _devices(model: VllmModel, choice: VllmChoice) -> list[DevicePlan]:
     devices = [
         DevicePlan(
             device=f"gpu{card.index}",
@@ -182,7 +182,7 @@ def _devices(model: VllmModel, choice: _Try) -> list[DevicePlan]:
     ]
 
 
-def _planned(model: VllmModel, asked: AskedSettings, choice: _Try) -> PlannedSettings:
+def _planned(model: VllmModel, asked: AskedSettings, choice: VllmChoice) -> PlannedSettings:
     settings = model.settings
     slot = -(-choice.max_seq_len // settings.block_size) * settings.block_size
     return PlannedSettings(
@@ -201,7 +201,7 @@ def _planned(model: VllmModel, asked: AskedSettings, choice: _Try) -> PlannedSet
     )
 
 
-def capacity_at_utilization(model: VllmModel, choice: _Try) -> tuple[int, KvCapacity]:
+def capacity_at_utilization(model: VllmModel, choice: VllmChoice) -> tuple[int, KvCapacity]:
     """What vLLM would take for its KV cache by its own share of the tightest card, and what that holds.
 
     The CUDA context is outside of vLLM's share, so it is left out here.
@@ -214,7 +214,7 @@ def capacity_at_utilization(model: VllmModel, choice: _Try) -> tuple[int, KvCapa
     return min(per_stage), _cache(model, choice).capacity(per_stage, choice.max_seq_len)
 
 
-def _notes(model: VllmModel, choice: _Try) -> list[str]:
+def _notes(model: VllmModel, choice: VllmChoice) -> list[str]:
     settings, found = model.settings, model.found
     notes = ["compute, graphs and overhead are bounds from logged runs", *found.notes]
     if _cache(model, choice).groups:
@@ -231,7 +231,7 @@ def _notes(model: VllmModel, choice: _Try) -> list[str]:
     return notes
 
 
-def _reasons(model: VllmModel, asked: AskedSettings, tried: list[_Try]) -> dict[str, str]:
+def _reasons(model: VllmModel, asked: AskedSettings, tried: list[VllmChoice]) -> dict[str, str]:
     first, chosen = tried[0], tried[-1]
     trained = model.found.shape.n_ctx_train
     whole = "the length it was trained for" if chosen.max_seq_len == trained else f"trained for {trained}"
@@ -254,21 +254,21 @@ def _reasons(model: VllmModel, asked: AskedSettings, tried: list[_Try]) -> dict[
     return reasons
 
 
-def _suggestions(model: VllmModel, wanted: _Try) -> list[Suggestion]:
+def _suggestions(model: VllmModel, wanted: VllmChoice) -> list[Suggestion]:
     """Up to four changes of what was wanted that fit."""
     found = []
     small = wanted.kv_cache_dtype if wanted.kv_cache_dtype.startswith("fp8") else "fp8"
     for n_seqs in sorted({wanted.max_num_seqs, 1}, reverse=True):
         for kind in dict.fromkeys((wanted.kv_cache_dtype, small)):
             choice = _longest_fitting(
-                model, _Try(max_num_seqs=n_seqs, max_seq_len=wanted.max_seq_len, kv_cache_dtype=kind)
+                model, VllmChoice(max_num_seqs=n_seqs, max_seq_len=wanted.max_seq_len, kv_cache_dtype=kind)
             )
             if choice is not None:
                 found.append(_suggestion(model, wanted, choice))
     return found[:MAX_SUGGESTIONS]
 
 
-def _longest_fitting(model: VllmModel, choice: _Try) -> _Try | None:
+def _longest_fitting(model: VllmModel, choice: VllmChoice) -> VllmChoice | None:
     """The choice itself, or with the largest power of two of tokens that fits; None where not even a few do."""
     while choice.max_seq_len >= SHORTEST_TOKENS:
         if _fits(model, choice):
@@ -277,8 +277,8 @@ def _longest_fitting(model: VllmModel, choice: _Try) -> _Try | None:
     return None
 
 
-def _suggestion(model: VllmModel, wanted: _Try, choice: _Try) -> Suggestion:
-    changed = [name for name in _Try.__struct_fields__ if getattr(choice, name) != getattr(wanted, name)]
+def _suggestion(model: VllmModel, wanted: VllmChoice, choice: VllmChoice) -> Suggestion:
+    changed = [name for name in VllmChoice.__struct_fields__ if getattr(choice, name) != getattr(wanted, name)]
     flags = " ".join(f"--{name.replace('_', '-')} {getattr(choice, name)}" for name in changed)
     total = sum(sum(terms.values()) for terms in _terms(model, choice))
     many = "sequence" if choice.max_num_seqs == 1 else "sequences"
@@ -287,7 +287,7 @@ def _suggestion(model: VllmModel, wanted: _Try, choice: _Try) -> Suggestion:
     )
 
 
-def _verdict(model: VllmModel, choice: _Try) -> str:
+def _verdict(model: VllmModel, choice: VllmChoice) -> str:
     """The hardware rule in one line: two sequences must stay below 80 % of the smallest card."""
     two = msgspec.structs.replace(choice, max_num_seqs=2)
     need = max(sum(terms.values()) for terms in _terms(model, two))

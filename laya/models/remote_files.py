@@ -22,7 +22,7 @@ from laya.models.ranges import ByteAllowance, RangeFile
 from laya.models.remote import RemoteModel
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-MAX_CONFIG_BYTES = 16 << 20
+MAX_CONFIG_BYTES = 4 << 20  # the largest known ones have a fortieth
 MAX_INDEX_BYTES = 128 << 20  # the largest known ones, of a million tensors, are some 100 MB
 MAX_FETCHED_BYTES = 384 << 20  # of one model, all its headers together
 SAFETENSORS = "safetensors"  # hf://org/repo:safetensors is the repository's own weights, where it has GGUF files too

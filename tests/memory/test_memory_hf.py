@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -303,6 +304,28 @@ def test_deep_nesting_and_empty_tables_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}" + bytes(8))
     with pytest.raises(BadModelFile, match="hold no tensors"):
         facts_of_hf(tmp_path)
+
+
+def test_more_rows_than_any_model_has_are_not_built(tmp_path: Path) -> None:
+    write_config(tmp_path, json.dumps(SMALL))
+    many = b'{"a":{}' + b',"a":{}' * 1_000_000 + b"}"
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(many)) + many + bytes(8))
+    with pytest.raises(BadModelFile, match="more than 1000000 tensors"):
+        facts_of_hf(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_bytes(many)
+    with pytest.raises(BadModelFile, match="more than 1000000 rows"):
+        facts_of_hf(tmp_path)
+    write_config(tmp_path, " " * (5 << 20))
+    with pytest.raises(BadModelFile, match="at most 4 MiB can be right"):
+        facts_of_hf(tmp_path)
+
+
+def test_pipes_and_folders_are_no_config(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(BadModelFile, match=r"no config\.json"):
+        facts_of_hf(tmp_path)
+    with pytest.raises(BadModelFile, match="is not a regular file"):
+        facts_of_hf(tmp_path / "config.json")
 
 
 def fault_of(call: Callable[[], object]) -> str | None:

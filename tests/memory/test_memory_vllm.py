@@ -12,7 +12,7 @@ from laya.errors import ConfigError
 from laya.memory import Budget, VllmSettings, plan_source, plan_vllm
 from laya.memory.gpu import GpuMemory
 from laya.memory.hf import HfFacts
-from laya.memory.vllm import usable_bytes
+from laya.memory.vllm import VllmChoice, VllmModel, capacity_at_utilization, usable_bytes
 from laya.memory.vllm_cache import KvCache, kv_cache, stage_layers
 from laya.memory.vllm_terms import activations, graphs, weights_on_gpu
 from laya.types import GIB, AskedSettings, Plan
@@ -166,6 +166,29 @@ def test_weights_by_stage_and_single_precision() -> None:
     assert (
         weights_on_gpu(few_heads, VllmSettings(tensor_parallel_size=7), range(24)) * 7 > few_heads.weights.total_bytes
     )
+
+
+# (model, changes, GiB a card, share, cards, sequences, GiB logged for the KV cache)
+ROOMS: list[tuple[str, dict[str, Any], float, float, int, int, float]] = [
+    ("llama-3.1-8b", {}, 79.22, 0.9, 1, 256, 53.29),  # vllm-project/vllm PR 10511
+    # noonghunna/club-3090 issue 1087: two cards, fp8 weights, the vision encoder with them
+    ("qwen3.8-27b", {"quantization_config": {"quant_method": "fp8"}}, 31.4, 0.92, 2, 8, 12.03),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "gib", "share", "n_cards", "n_seqs", "logged"), ROOMS)
+def test_room_for_the_cache_is_never_over_what_was_logged(
+    name: str, changes: dict[str, Any], gib: float, share: float, n_cards: int, n_seqs: int, logged: float
+) -> None:
+    found = facts_of_config(CONFIGS[name] | changes)
+    settings = VllmSettings(gpu_memory_utilization=share, tensor_parallel_size=n_cards)
+    host = Budget(bytes=64 * GIB, limit="test")
+    model = VllmModel(
+        id="m", found=found, cards=tuple(cards(*[gib] * n_cards)), settings=settings, host=host, n_cores=1
+    )
+    wanted = VllmChoice(max_num_seqs=n_seqs, max_seq_len=8192, kv_cache_dtype="auto")
+    room = capacity_at_utilization(model, wanted)[0] / GIB
+    assert 0.75 * logged <= room <= logged
 
 
 # The plan

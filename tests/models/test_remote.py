@@ -285,8 +285,8 @@ def test_missing_shard_and_bad_headers_are_named(hub: Hub) -> None:
 
 
 def test_config_too_large_is_not_read(server: FileServer) -> None:
-    url = server.serve("/big/config.json", b"{" + b" " * (17 << 20) + b"}")
-    with pytest.raises(DownloadError, match="at most 16 MiB can be right"):
+    url = server.serve("/big/config.json", b"{" + b" " * (5 << 20) + b"}")
+    with pytest.raises(DownloadError, match="at most 4 MiB can be right"):
         plan_of(url)
     assert fetched(server) <= FIRST_BYTES
 
