@@ -84,9 +84,9 @@ CELLS: tuple[Cell, ...] = (
     asked_cell("delta", 1, 2048),
     asked_cell("delta", 4, 2048, mmap=False),
     asked_cell("long", 1, 32768),
-    asked_cell("long", 1, 32768, "q8_0", mmap=False),
+    asked_cell("long", 1, 16384, "q8_0", mmap=False),
     asked_cell("long", 2, 32768, mmap=False),
-    asked_cell("long", 4, 32768, "q8_0"),
+    asked_cell("long", 4, 8192, "q8_0"),
     asked_cell("long", 8, 32768),
 )
 

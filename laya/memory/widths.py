@@ -42,10 +42,14 @@ def _latent(load: Load) -> int:
     if not shape.head_dim_k_mla:
         return 0
     n_head = max(shape.n_head, default=0)
-    each = shape.head_dim_k_mla + shape.kv_lora_rank + shape.head_dim_k
+    # Values may be wider than the keys' part without a position (GLM-4.7-Flash: 256 of 192).
+    expanded = max(shape.head_dim_k_mla, shape.head_dim_v_mla + shape.head_dim_k - shape.kv_lora_rank)
+    each = expanded + shape.kv_lora_rank + shape.head_dim_k
+    rotated = n_head * (shape.head_dim_k - shape.kv_lora_rank)
     index = max((layer.index for layer in shape.layers), default=0)
     scores = 2 * shape.n_index_head * index + load.settings.slot_tokens * 8 // 5 + 640 if index else 0
-    return n_head * each + 5 * shape.n_embd + scores
+    # Rotated queries are laid where an embedding was, if they fit there.
+    return n_head * each + (rotated if rotated > shape.n_embd else 0) + 5 * shape.n_embd + scores
 
 
 def _recurrent(load: Load) -> int:
