@@ -24,7 +24,7 @@ ENTRY_S = (4e-9, 12e-9)  # per vocabulary entry and sequence: the sampler's pass
 STEP_S = (10e-6, 200e-6)  # per step and sequence: slot, text, event
 PROMPT_S = (0.3e-3, 10e-3)  # per request: parsing, template, tokens
 # What no formula sees: other programs, the clock of the processor, pages of 4 KiB.
-BEST, WORST = 0.8, 1.45
+BEST, WORST = 0.75, 1.4
 
 
 class Range(msgspec.Struct, frozen=True):
