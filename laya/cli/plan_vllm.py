@@ -21,6 +21,7 @@ from laya.memory import Budget, Machine, VllmSettings, plan_vllm
 from laya.memory.gpu import GpuMemory, GpuMeter
 from laya.memory.hf import HfFacts
 from laya.memory.plan_source import facts_anywhere
+from laya.memory.vllm import usable_bytes
 from laya.models import home_path, is_remote, open_remote, resolve
 from laya.types import GIB, AskedSettings, Plan
 
@@ -110,7 +111,14 @@ def _cards(asking: Asking) -> list[GpuMemory]:
     cards = GpuMeter().read()
     if not cards:
         raise ConfigError("vLLM runs on GPUs and none was found here: say which, as --gpu-memory 24GiB", param="vllm")
-    return cards
+    limits = asking.config.memory.gpu
+    return [_limited(card, limits[str(card.index)]) if str(card.index) in limits else card for card in cards]
+
+
+def _limited(card: GpuMemory, limit: int) -> GpuMemory:
+    """The card as if no more than memory.gpu's limit could be used of it."""
+    reserve = card.free_bytes - usable_bytes(card)
+    return msgspec.structs.replace(card, free_bytes=min(card.free_bytes, limit + reserve))
 
 
 def _free_cards(sizes: Sequence[int]) -> list[GpuMemory]:

@@ -12,6 +12,8 @@ import typer
 
 from laya.cli.plan import plan
 from laya.errors import ConfigError, DownloadError, LayaError
+from laya.memory.gpu import GpuMemory
+from laya.types import GIB
 
 from .conftest import FileServer
 from .test_remote import CONFIG, hf_files
@@ -89,6 +91,17 @@ def test_vllm_json_takes_all_cards_side_by_side(laya_plan: Run, config_path: Pat
     assert (
         json.loads(text)["vllm"] | {"tensor_parallel_size": 1, "pipeline_parallel_size": 2} == json.loads(text)["vllm"]
     )
+
+
+def test_vllm_on_the_cards_of_this_machine_within_their_limits(
+    laya_plan: Run, config_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = GpuMemory(index=0, name="card", total_bytes=80 * GIB, free_bytes=79 * GIB, own_bytes=0)
+    monkeypatch.setattr("laya.cli.plan_vllm.GpuMeter.read", lambda self: [card])
+    words = (config_path, "--vllm", "--json")
+    assert json.loads(laya_plan(*words)[1])["devices"][0]["budget_bytes"] == 79 * GIB - round(0.03 * 80 * GIB)
+    (tmp_path / "config.yaml").write_text('version: 1\nmemory: {gpu: {"0": 22GiB}}\n')
+    assert json.loads(laya_plan(*words)[1])["devices"][0]["budget_bytes"] == 22 * GIB
 
 
 def test_vllm_refusal_has_alternatives_that_fit(laya_plan: Run, config_path: Path) -> None:
