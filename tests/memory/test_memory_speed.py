@@ -46,9 +46,9 @@ def test_decode_is_bound_by_reading_and_computing(make_gguf: MakeGguf, plenty: B
     each_s = 2 * WEIGHT_S * n_weights  # streamed: computing, and as long again waiting for memory
     found = speed(path, plenty, kept_tokens=1).tokens_per_s
     assert found.low < 1 / each_s < found.high
-    assert found.high < 1.3 / each_s
+    assert found.high < 1.4 / each_s
     starved = rates_with(reads=((1, READ / 10), (1 << 40, READ / 10)))
-    assert speed(path, plenty, starved, kept_tokens=1).tokens_per_s.high < READ / 10 / n_weights * 1.2
+    assert speed(path, plenty, starved, kept_tokens=1).tokens_per_s.high < READ / 10 / n_weights * 1.3
 
 
 def test_context_slows_a_token_down_and_windows_stop_it(make_gguf: MakeGguf, plenty: Budget) -> None:
