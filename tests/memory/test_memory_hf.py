@@ -117,6 +117,19 @@ def test_every_config_has_a_plan(plenty: Budget, tmp_path: Path) -> None:
         assert plan.devices[0].terms["weights"] > 0
 
 
+def test_config_and_gguf_of_one_model_need_the_same_beside_weights(
+    plenty: Budget, tmp_path: Path, smollm2_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["smollm2-135m"]))
+    asked = AskedSettings(max_seq_len=8192, max_num_seqs=2)
+    hf = plan_source(tmp_path / "config.json", asked, plenty, model_id="hf").devices[0].terms
+    gguf = plan_source(smollm2_path, asked, plenty, model_id="gguf").devices[0].terms
+    same = ("kv_cache", "compute", "output")
+    assert [hf[name] for name in same] == [gguf[name] for name in same]
+    assert gguf["overhead"] <= hf["overhead"] <= 1.3 * gguf["overhead"]  # the vocabulary is bounded
+    assert gguf["grammar"] <= hf["grammar"]
+
+
 def test_unknown_model_type_is_a_named_upper_bound(plenty: Budget, tmp_path: Path) -> None:
     figures = SMALL | {"model_type": "brand_new", "sliding_window": 64, "layer_types": ["sliding_attention", "odd"] * 2}
     (tmp_path / "config.json").write_text(json.dumps(figures))
