@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from laya.config import ResolvedModel
 from laya.errors import InvalidRequest, LayaError, ModelLoading, QueueFull, QueueTimeout
 from laya.gateway.plain import PlainLane
-from laya.gateway.upstream import UpstreamConnection, UpstreamPool
+from laya.gateway.pool import UpstreamPool
+from laya.gateway.upstream import UpstreamConnection
 from laya.memory import Admission
 from laya.metrics import ModelStats
 from laya.types import EndpointKind, EngineAddress, Plan, PlannedSettings, Task

@@ -13,8 +13,9 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from laya.errors import LayaError, RequestTimeout
+from laya.gateway.entry import begin_plain, go_straight
 from laya.gateway.exchange import Exchange
-from laya.gateway.heads import Headers, head_bytes, hot_kind, new_request_id, without_upgrade
+from laya.gateway.heads import Headers, head_bytes, hot_kind, without_upgrade
 from laya.gateway.limits import (
     AHEAD_LIMIT_BYTES,
     BODY_RATE_BYTES_PER_S,
@@ -26,13 +27,11 @@ from laya.gateway.limits import (
     parting_answer,
 )
 from laya.gateway.plain import PlainLane, read_plain_request
-from laya.types import EndpointKind
 
 if TYPE_CHECKING:
     from laya.gateway.dispatch import Dispatcher
 
 _NEVER = float("inf")
-_KINDS = {kind.value: kind for kind in EndpointKind}
 
 
 class LayaProtocol(HttpToolsProtocol):
@@ -76,11 +75,11 @@ class LayaProtocol(HttpToolsProtocol):
         if self._is_between and (previous is None or previous.response_complete) and self._may_start():
             taken = self.lane.take(data, self.limits.plain_body_bytes) if self.lane is not None else None
             if taken is not None:
-                self._go_straight(*taken)
+                go_straight(self, *taken)
                 return
             request = read_plain_request(data, self.limits.plain_body_bytes)
             if request is not None:
-                self._take_plain(*request)
+                begin_plain(self, *request)
                 return
         if self._broken:
             return
@@ -94,56 +93,11 @@ class LayaProtocol(HttpToolsProtocol):
     def _may_start(self) -> bool:
         return not self._broken and not self.flow.write_paused and not self.pipeline
 
-    def _go_straight(
-        self,
-        index: int,
-        request: bytes,
-        routed_tokens: int,
-        promised_tokens: int,
-        route_s: float,
-        host: bytes | None,
-        authorization: bytes | None,
-        request_id: bytes | None,
-    ) -> None:
-        """A plain request that the native lane took: parsed, checked and routed."""
-        dispatcher = self.dispatcher
-        exchange = Exchange(self, dispatcher, EndpointKind.CHAT, http_1_0=False, keep_alive=True)
-        exchange.request_id = request_id or new_request_id()
-        exchange.body_complete = exchange.started = True
+    def take_turn(self, exchange: Exchange) -> None:
+        """The request of this exchange is here, whole, and it is the only one of this connection."""
         self.cycle = self._active = exchange
         self._deadline_s = _NEVER
         self._deadline_of = ""
-        dispatcher.arrive(exchange, authorization, [(b"host", host)] if host is not None else [])
-        if exchange.early_error is None:
-            dispatcher.dispatch_taken(exchange, index, request, routed_tokens, promised_tokens, route_s)
-        else:
-            dispatcher.router.settle_route(index, 1, routed_tokens)
-            exchange.fail(exchange.early_error)
-
-    def _take_plain(
-        self,
-        kind: int,
-        body: bytes,
-        host: bytes | None,
-        authorization: bytes | None,
-        request_id: bytes | None,
-        session: str | None,
-    ) -> None:
-        """A whole plain request: what the parser's callbacks come to, at once."""
-        dispatcher = self.dispatcher
-        exchange = Exchange(self, dispatcher, _KINDS[kind], http_1_0=False, keep_alive=True)
-        exchange.request_id = request_id or new_request_id()
-        exchange.header_session = session
-        exchange.body = body
-        exchange.body_complete = exchange.started = True
-        self.cycle = self._active = exchange
-        self._deadline_s = _NEVER
-        self._deadline_of = ""
-        dispatcher.arrive(exchange, authorization, [(b"host", host)] if host is not None else [])
-        if exchange.early_error is None:
-            dispatcher.dispatch(exchange)
-        else:
-            exchange.fail(exchange.early_error)
 
     def _read(self, data: bytes) -> None:
         self._bodiless_bytes += len(data)

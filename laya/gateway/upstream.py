@@ -1,26 +1,23 @@
-"""Owns: connections to one engine: opening, keeping, retiring them, and cutting an answer out of their bytes.
+"""Owns: one connection to an engine: writing a request to it and cutting the answer out of its bytes.
 
-An engine closes a kept connection after a while without saying so (llama.cpp: 5 s idle, or 100 answers), so ours are
-retired before. Knows HTTP/1.1, and nothing of models, tokens or events.
+Knows HTTP/1.1, and nothing of models, tokens or events. Opening and keeping connections is `pool.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 
-from laya.gateway.outbox import Outbox
 from laya.gateway.plain import read_plain_answer
-from laya.types import EngineAddress
+
+if TYPE_CHECKING:
+    from laya.gateway.pool import UpstreamPool
 
 logger = logging.getLogger(__name__)
-IDLE_LIMIT_S = 4.0
-FETCHES_AT_ONCE = 4  # an engine gives each open connection a thread, and has few beyond its sequences
 _FAULT = "Laya could not relay its answer"
 
 
@@ -225,137 +222,3 @@ class UpstreamConnection(asyncio.Protocol):
         self._pass_on()
         if self._handler is not None and self._parser.get_status_code() >= 200:
             self._ended, self._handler = self._handler, None
-
-
-class UpstreamPool:
-    """The kept connections of one engine, the last used one first."""
-
-    def __init__(self, address: EngineAddress) -> None:
-        self.address = address
-        self._idle: list[UpstreamConnection] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
-        self.outbox = Outbox()
-        self._asking = asyncio.Semaphore(FETCHES_AT_ONCE)
-        key = f"authorization: Bearer {address.api_key}\r\n" if address.api_key else ""
-        head = f"host: {address.host}:{address.port}\r\n{key}content-type: application/json\r\ncontent-length: "
-        self._head = head.encode()
-
-    def head(self, start: bytes) -> bytes:
-        """Of a request that starts so, up to the length of its body."""
-        return b"%b HTTP/1.1\r\n%b" % (start, self._head)
-
-    def request_bytes(self, start: bytes, body: bytes) -> bytes:
-        """`start` is method and path, e.g. b"POST /tokenize"."""
-        return b"%b HTTP/1.1\r\n%b%d\r\n\r\n%b" % (start, self._head, len(body), body)
-
-    def take(self) -> UpstreamConnection | None:
-        """A kept connection that is still good, or None: then `connect`."""
-        oldest_s = time.monotonic() - IDLE_LIMIT_S
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_open and connection.idle_since_s > oldest_s:
-                return connection
-            connection.abort()
-        return None
-
-    def connect(self, then: Callable[[UpstreamConnection | OSError], None]) -> None:
-        """Open a connection and call back with it, or with the error."""
-        task = asyncio.get_running_loop().create_task(self._connect(then))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _connect(self, then: Callable[[UpstreamConnection | OSError], None]) -> None:
-        try:
-            connection = await self._open()
-        except OSError as error:
-            then(error)
-        else:
-            then(connection)
-
-    async def _open(self) -> UpstreamConnection:
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: UpstreamConnection(self), self.address.host, self.address.port
-        )
-        if not connection.is_open:
-            raise ConnectionResetError("it hung up at once")
-        return connection
-
-    def give_back(self, connection: UpstreamConnection, *, keep: bool) -> None:
-        if self._closed or not keep or connection.n_uses >= self.address.answers_kept or not connection.is_open:
-            connection.abort()
-            return
-        if connection.is_paused:  # the last client read too slowly for it
-            connection.resume()
-        connection.idle_since_s = time.monotonic()
-        self._idle.append(connection)
-
-    def forget(self, connection: UpstreamConnection) -> None:
-        if connection in self._idle:
-            self._idle.remove(connection)
-
-    def close(self) -> None:
-        self._closed = True
-        while self._idle:
-            self._idle.pop().abort()
-
-    async def fetch(self, method: str, path: str, body: bytes = b"", deadline_s: float = 30.0) -> tuple[int, bytes]:
-        """One small request, answered whole: (status, body). Raises OSError when the engine can't be reached."""
-        async with self._asking:
-            return await self._fetch(method, path, body, deadline_s)
-
-    async def _fetch(self, method: str, path: str, body: bytes, deadline_s: float) -> tuple[int, bytes]:
-        request = self.request_bytes(f"{method} {path}".encode(), body)
-        connection = self.take()
-        if connection is not None:
-            try:
-                return await self._answer(connection, request, deadline_s)
-            except _ClosedUnread:
-                logger.debug("a kept connection was closed; %s goes over a new one", path)
-        return await self._answer(await self._open(), request, deadline_s)
-
-    async def _answer(self, connection: UpstreamConnection, request: bytes, deadline_s: float) -> tuple[int, bytes]:
-        future: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        connection.send(request, _Collector(future))
-        try:
-            return await asyncio.wait_for(future, deadline_s)
-        except (asyncio.TimeoutError, asyncio.CancelledError) as error:
-            connection.abort()
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            raise OSError(f"no answer within {deadline_s:.0f} s") from None
-
-
-class _ClosedUnread(ConnectionError):
-    """A kept connection was closed before it read the request, which may be sent once more."""
-
-
-class _Collector:
-    """Gathers a small answer for `fetch`."""
-
-    is_whole = False
-    takes_whole = True
-
-    def __init__(self, future: asyncio.Future[tuple[int, bytes]]) -> None:
-        self._future = future
-        self._status = 0
-        self._parts: list[bytes] = []
-
-    def on_whole(self, content_type: bytes | None, body: bytes) -> None:
-        self.on_head(200, {})
-        self.on_data(body)
-        self.on_end()
-
-    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
-        self._status = status
-
-    def on_data(self, data: bytes) -> None:
-        self._parts.append(data)
-
-    def on_end(self) -> None:
-        if not self._future.done():
-            self._future.set_result((self._status, b"".join(self._parts)))
-
-    def on_broken(self, reason: str, *, reusable: bool) -> None:
-        if not self._future.done():
-            self._future.set_exception(_ClosedUnread(reason) if reusable else ConnectionError(reason))

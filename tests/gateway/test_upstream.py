@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from laya.gateway import upstream
-from laya.gateway.upstream import UpstreamConnection, UpstreamPool
+from laya.gateway import pool as pools
+from laya.gateway.pool import UpstreamPool
+from laya.gateway.upstream import UpstreamConnection
 from laya.types import EngineAddress
 
 from .front import until
@@ -97,7 +98,7 @@ async def test_connection_is_kept_and_retired(monkeypatch: pytest.MonkeyPatch) -
         for _ in range(4):
             await ask(pool)
         assert engine.n_connections == 2
-        monkeypatch.setattr(upstream, "IDLE_LIMIT_S", -1.0)
+        monkeypatch.setattr(pools, "IDLE_LIMIT_S", -1.0)
         await ask(pool)
         assert engine.n_connections == 3
 
