@@ -9,6 +9,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <limits>
 #include <stdexcept>
 
@@ -113,18 +114,55 @@ std::uint64_t session_hash(nb::handle session) {
     return text.view().empty() ? 0 : laya::hash_bytes(text.view());
 }
 
+// The chained hashes of a prompt, copied out of the bytes that hash_prefix made.
+class Blocks {
+  public:
+    explicit Blocks(const nb::bytes& packed) : n_(packed.size() / 8) {
+        if (packed.size() % 8 != 0 || n_ > laya::MAX_BLOCKS) {
+            throw std::invalid_argument("prefix_blocks must be what prefix_blocks() made: at most " +
+                                        std::to_string(laya::MAX_BLOCKS) + " hashes of 8 bytes");
+        }
+        for (std::size_t i = 0; i < n_; ++i) {
+            hashes_[i] = laya::load_le64(packed.c_str() + 8 * i);
+        }
+    }
+    RouteTable::Blocks view() const noexcept { return {hashes_.data(), n_}; }
+
+  private:
+    std::size_t n_;
+    laya::PrefixBlocks hashes_;
+};
+
+nb::bytes prefix_blocks(nb::handle text) {
+    laya::PrefixBlocks hashes;
+    const std::size_t n = laya::hash_prefix(Text(text).view(), hashes);
+    char packed[8 * laya::MAX_BLOCKS];
+    for (std::size_t i = 0; i < n; ++i) {
+        laya::store_le64(packed + 8 * i, hashes[i]);
+    }
+    return nb::bytes(packed, 8 * n);
+}
+
 int route(RouteTable& table, nb::handle model, nb::handle session, std::int64_t kind, std::int64_t flags,
-          std::uint64_t prefix_hash, std::int64_t tokens, std::int64_t n_seqs) {
+          std::uint64_t prefix_hash, std::int64_t tokens, std::int64_t n_seqs, const nb::bytes& blocks) {
     const Text name(model);
     const RequestFeature feature = make_feature(kind, flags, tokens, 0, session_hash(session), prefix_hash);
-    return table.route(name.view(), feature, n_seqs_of(n_seqs));
+    return table.route(name.view(), feature, n_seqs_of(n_seqs), Blocks(blocks).view());
+}
+
+// (session's endpoint or -1, prompt's endpoint or -1, how many blocks of the prompt it knows)
+auto homes(RouteTable& table, nb::handle model, nb::handle session, const nb::bytes& blocks) {
+    const laya::Homes found = table.homes(Text(model).view(), session_hash(session), Blocks(blocks).view());
+    return std::make_tuple(found.session, found.prefix, found.prefix_blocks);
 }
 
 void publish(RouteTable& table, nb::iterable models) {
     std::vector<laya::ModelRoute> routes;
     for (nb::handle model : models) {
-        const auto [names, endpoints] = nb::cast<std::pair<nb::iterable, nb::iterable>>(model);
+        const auto [names, endpoints, policy] = nb::cast<std::tuple<nb::iterable, nb::iterable, std::int64_t>>(model);
         laya::ModelRoute& route = routes.emplace_back();
+        route.policy =
+            static_cast<laya::Policy>(in_range<std::uint8_t>(policy, "policy", 0, laya::N_POLICIES - 1));
         for (nb::handle name : names) {
             route.names.emplace_back(Text(name).view());
         }
@@ -185,8 +223,28 @@ void set_eligible(RouteTable& table, std::int64_t endpoint, bool eligible) {
 
 void set_capacity(RouteTable& table, std::int64_t endpoint, std::int64_t max_num_seqs, std::int64_t kv_pool_tokens) {
     table.set_capacity(endpoint_of(table, endpoint),
-                       in_range<std::uint64_t>(max_num_seqs, "max_num_seqs", 0, MOST_SEQS),
+                       in_range<std::uint32_t>(max_num_seqs, "max_num_seqs", 0, MOST_SEQS),
                        in_range<std::uint64_t>(kv_pool_tokens, "kv_pool_tokens", 0, MOST_TOKENS));
+}
+
+laya::Endpoint& at(RouteTable& table, std::int64_t endpoint) { return table.endpoint(endpoint_of(table, endpoint)); }
+
+void first_token(RouteTable& table, std::int64_t endpoint, std::int64_t ttft_us) {
+    at(table, endpoint).first_token(in_range<std::uint32_t>(ttft_us, "ttft_us"));
+}
+
+bool failed(RouteTable& table, std::int64_t endpoint, std::int64_t trip_after) {
+    return at(table, endpoint).failed(in_range<std::uint32_t>(trip_after, "trip_after", 1));
+}
+
+nb::tuple inspect(RouteTable& table, std::int64_t endpoint) {
+    const laya::Endpoint& found = at(table, endpoint);
+    const std::uint64_t load = found.load.load();
+    const std::uint64_t health = found.health.load();
+    return nb::make_tuple(found.ready.load(), static_cast<int>(laya::Endpoint::breaker_of(health)),
+                          laya::seqs_of(load), laya::tokens_of(load), found.max_seqs.load(), found.max_tokens.load(),
+                          found.window_tokens.load(), found.weight.load(), found.seed.load(), found.turn.load(),
+                          laya::Endpoint::errors_of(health), laya::Endpoint::in_row_of(health), found.ttft_us.load());
 }
 
 std::pair<std::uint64_t, std::uint64_t> load(const RouteTable& table, std::int64_t endpoint) {
@@ -198,28 +256,52 @@ bool is_eligible(const RouteTable& table, std::int64_t endpoint) {
     return table.is_eligible(endpoint_of(table, endpoint));
 }
 
-void construct(RouteTable* self, std::int64_t max_endpoints, std::int64_t session_bytes, std::int64_t window_tokens) {
+void construct(RouteTable* self, std::int64_t max_endpoints, std::int64_t session_bytes, std::int64_t prefix_bytes,
+               std::int64_t window_tokens) {
     new (self) RouteTable(in_range<std::uint32_t>(max_endpoints, "max_endpoints", 1, laya::MAX_ENDPOINTS),
                           in_range<std::size_t>(session_bytes, "session_bytes", 0, INT64_MAX),
-                          in_range<std::uint64_t>(window_tokens, "window_tokens", 0, MOST_TOKENS));
+                          in_range<std::uint64_t>(window_tokens, "window_tokens", 0, MOST_TOKENS),
+                          in_range<std::size_t>(prefix_bytes, "prefix_bytes", 0, INT64_MAX));
 }
 
 void bind_table(nb::module_& module) {
     using namespace nb::literals;
     nb::class_<RouteTable>(module, "RouteTable")
         .def("__init__", &construct, nb::kw_only(), "max_endpoints"_a = 1024, "session_bytes"_a = 1 << 20,
-             "window_tokens"_a = 8192)
+             "prefix_bytes"_a = 1 << 20, "window_tokens"_a = 8192)
         .def("publish", &publish, "models"_a)
         .def("route", &route, "model"_a, "session"_a.none(), "kind"_a, "flags"_a, "prefix_hash"_a, "tokens"_a,
-             "n_seqs"_a)
+             "n_seqs"_a, "prefix_blocks"_a = nb::bytes("", 0))
         .def("choose", &choose, "feature"_a, "n_seqs"_a = 1)
         .def("settle", &settle, "endpoint"_a, "n_seqs"_a, "tokens"_a)
+        .def("homes", &homes, "model"_a, "session"_a.none(), "prefix_blocks"_a = nb::bytes("", 0))
+        .def("reset", [](RouteTable& table, std::int64_t endpoint) { table.reset(endpoint_of(table, endpoint)); },
+             "endpoint"_a)
         .def("set_eligible", &set_eligible, "endpoint"_a, "eligible"_a)
         .def("set_capacity", &set_capacity, "endpoint"_a, "max_num_seqs"_a, "kv_pool_tokens"_a)
+        .def("set_weight",
+             [](RouteTable& table, std::int64_t endpoint, std::int64_t weight) {
+                 table.set_weight(endpoint_of(table, endpoint), in_range<std::uint16_t>(weight, "weight"));
+             },
+             "endpoint"_a, "weight"_a)
+        .def("set_seed",
+             [](RouteTable& table, std::int64_t endpoint, std::uint64_t seed) {
+                 table.set_seed(endpoint_of(table, endpoint), seed);
+             },
+             "endpoint"_a, "seed"_a)
+        .def("served", [](RouteTable& table, std::int64_t endpoint) { at(table, endpoint).served(); }, "endpoint"_a)
+        .def("failed", &failed, "endpoint"_a, "trip_after"_a = laya::TRIP_AFTER)
+        .def("dropped", [](RouteTable& table, std::int64_t endpoint) { at(table, endpoint).dropped(); }, "endpoint"_a)
+        .def("half_open", [](RouteTable& table, std::int64_t endpoint) { return at(table, endpoint).half_open(); },
+             "endpoint"_a)
+        .def("first_token", &first_token, "endpoint"_a, "ttft_us"_a)
+        .def("inspect", &inspect, "endpoint"_a)
         .def("load", &load, "endpoint"_a)
         .def("is_eligible", &is_eligible, "endpoint"_a)
         .def_prop_ro("max_endpoints", &RouteTable::max_endpoints)
-        .def_prop_ro("session_capacity", &RouteTable::session_capacity);
+        .def_prop_ro("session_capacity", &RouteTable::session_capacity)
+        .def_prop_ro("prefix_capacity", &RouteTable::prefix_capacity)
+        .def_prop_ro("n_draws", &RouteTable::n_draws);
 }
 
 }  // namespace
@@ -233,6 +315,8 @@ NB_MODULE(_core, module) {
     module.attr("FLAG_STREAMING") = laya::FLAG_STREAMING;
     module.attr("COMPILER") = LAYA_COMPILER;
     module.def("hash_name", [](nb::handle name) { return laya::hash_bytes(Text(name).view()); }, "name"_a);
+    module.attr("MAX_BLOCKS") = laya::MAX_BLOCKS;
+    module.def("prefix_blocks", &prefix_blocks, "text"_a);
     module.def("pack_feature", &pack_feature, nb::kw_only(), "kind"_a, "flags"_a, "tokens"_a, "model_hash"_a,
                "session_hash"_a = 0, "prefix_hash"_a = 0);
     module.def("unpack_feature", &unpack_feature, "feature"_a);

@@ -1,38 +1,16 @@
 #include "route_table.hpp"
 
 #include <algorithm>
-#include <bit>
-#include <iterator>
 #include <stdexcept>
 #include <thread>
 
 namespace laya {
 namespace {
 
-// One name in a generation: exactly one cache line for a model of up to eight endpoints.
-struct alignas(64) ModelSlot {
-    std::uint64_t hash = 0;          // 0 = empty
-    std::uint64_t affinity_key = 0;  // hash of the model's own name, so that its aliases share its sessions
-    std::uint32_t name_at = 0;
-    std::uint32_t name_bytes = 0;
-    std::uint32_t n_endpoints = 0;
-    std::uint32_t spilled_at = 0;  // where the endpoints are when there are more than fit here
-    std::uint32_t endpoints[8] = {};
-};
-static_assert(sizeof(ModelSlot) == 64);
-
-constexpr std::uint64_t FULL = std::uint64_t{1} << 63;
-
-constexpr std::uint64_t tokens_of(std::uint64_t load) noexcept { return load >> SEQS_BITS & MAX_TOKENS; }
-constexpr std::uint64_t seqs_of(std::uint64_t load) noexcept { return load & MAX_SEQS; }
-constexpr std::uint64_t pack_load(std::uint64_t seqs, std::uint64_t tokens) noexcept {
-    return std::min(tokens, MAX_TOKENS) << SEQS_BITS | std::min(seqs, MAX_SEQS);
-}
-
-std::size_t stripe_of_thread(std::size_t n_stripes) noexcept {
+std::size_t number_of_thread() noexcept {
     static std::atomic<std::size_t> n_threads{0};
     thread_local const std::size_t number = n_threads.fetch_add(1, std::memory_order_relaxed);
-    return number % n_stripes;
+    return number;
 }
 
 // A name in an error message: whatever its bytes are, the message stays printable ASCII.
@@ -52,71 +30,19 @@ std::string quoted(std::string_view name) {
 
 }  // namespace
 
-// Open addressing with linear probing, at most half full. Immutable once published.
-class Generation {
-  public:
-    static constexpr std::size_t NOT_FOUND = ~std::size_t{0};
-
-    explicit Generation(std::size_t n_names) : slots(std::bit_ceil(std::max<std::size_t>(8, 2 * n_names))) {}
-
-    std::size_t find(std::uint64_t hash) const noexcept {
-        const std::size_t mask = slots.size() - 1;
-        for (std::size_t at = hash & mask; slots[at].hash != 0; at = (at + 1) & mask) {
-            if (slots[at].hash == hash) {
-                return at;
-            }
-        }
-        return NOT_FOUND;
-    }
-
-    std::string_view name_of(const ModelSlot& slot) const noexcept {
-        return {names.data() + slot.name_at, slot.name_bytes};
-    }
-
-    const std::uint32_t* endpoints_of(const ModelSlot& slot) const noexcept {
-        return slot.n_endpoints <= std::size(slot.endpoints) ? slot.endpoints : spilled.data() + slot.spilled_at;
-    }
-
-    void insert(const std::string& name, std::uint64_t affinity_key, const ModelSlot& model) {
-        const std::uint64_t hash = hash_bytes(name);
-        if (const std::size_t other = find(hash); other != NOT_FOUND) {
-            const std::string known(name_of(slots[other]));
-            throw std::invalid_argument(known == name
-                                            ? "the model name " + quoted(name) + " is used twice"
-                                            : "the model names " + quoted(known) + " and " + quoted(name) +
-                                                  " have the same 64-bit hash; rename one of them");
-        }
-        const std::size_t mask = slots.size() - 1;
-        std::size_t at = hash & mask;
-        while (slots[at].hash != 0) {
-            at = (at + 1) & mask;
-        }
-        slots[at] = model;
-        slots[at].hash = hash;
-        slots[at].affinity_key = affinity_key;
-        slots[at].name_at = static_cast<std::uint32_t>(names.size());
-        slots[at].name_bytes = static_cast<std::uint32_t>(name.size());
-        names += name;
-    }
-
-    std::vector<ModelSlot> slots;
-    std::vector<std::uint32_t> spilled;
-    std::string names;
-};
-
 // Holds the current generation in memory for as long as it lives. A reader counts itself into the cell it saw as current
 // and looks again: the writer changes `current_` before it looks at the counts, so either the writer sees the reader
 // or the reader sees the change and tries the other cell.
 class RouteTable::Reading {
   public:
     explicit Reading(RouteTable& table) noexcept {
-        const std::size_t stripe = stripe_of_thread(STRIPES);
+        Stripe& stripe = table.stripes_[number_of_thread() % STRIPES];
         for (;;) {
             const std::uint32_t cell = table.current_.load(std::memory_order_seq_cst);
-            count_ = &table.cells_[cell].readers[stripe].n;
+            count_ = &stripe.readers[cell];
             count_->fetch_add(1, std::memory_order_seq_cst);
             if (table.current_.load(std::memory_order_seq_cst) == cell) {
-                generation_ = table.cells_[cell].generation.get();
+                generation_ = table.cells_[cell].get();
                 return;
             }
             count_->fetch_sub(1, std::memory_order_release);
@@ -134,16 +60,17 @@ class RouteTable::Reading {
     const Generation* generation_;
 };
 
-RouteTable::RouteTable(std::uint32_t max_endpoints, std::size_t session_bytes, std::uint64_t window_tokens)
-    : max_endpoints_(max_endpoints), window_tokens_(window_tokens), sessions_(session_bytes) {
+RouteTable::RouteTable(std::uint32_t max_endpoints, std::size_t session_bytes, std::uint64_t window_tokens,
+                       std::size_t prefix_bytes)
+    : max_endpoints_(max_endpoints), window_tokens_(window_tokens), sessions_(session_bytes), prefixes_(prefix_bytes) {
     if (max_endpoints == 0 || max_endpoints > MAX_ENDPOINTS) {
         throw std::invalid_argument("max_endpoints must be 1 to " + std::to_string(MAX_ENDPOINTS));
     }
     endpoints_ = std::make_unique<Endpoint[]>(max_endpoints);
     for (std::uint32_t endpoint = 0; endpoint < max_endpoints; ++endpoint) {
-        set_capacity(endpoint, 0, 0);
+        reset(endpoint);
     }
-    cells_[0].generation = std::make_unique<Generation>(0);
+    cells_[0] = std::make_unique<Generation>(0, 0, 0);
 }
 
 RouteTable::~RouteTable() = default;
@@ -152,10 +79,16 @@ RouteTable::~RouteTable() = default;
 
 std::unique_ptr<Generation> RouteTable::build(const std::vector<ModelRoute>& models) const {
     std::size_t n_names = 0;
+    std::size_t n_name_bytes = 0;
+    std::size_t n_spilled = 0;
     for (const ModelRoute& model : models) {
         n_names += model.names.size();
+        n_spilled += model.endpoints.size();
+        for (const std::string& name : model.names) {
+            n_name_bytes += name.size();
+        }
     }
-    auto generation = std::make_unique<Generation>(n_names);
+    auto generation = std::make_unique<Generation>(n_names, n_spilled, n_name_bytes);
     for (const ModelRoute& model : models) {
         if (model.names.empty()) {
             throw std::invalid_argument("a model needs a name");
@@ -170,16 +103,24 @@ std::unique_ptr<Generation> RouteTable::build(const std::vector<ModelRoute>& mod
                                         std::to_string(max_endpoints_));
         }
         ModelSlot slot;
-        slot.n_endpoints = static_cast<std::uint32_t>(endpoints.size());
-        if (endpoints.size() <= std::size(slot.endpoints)) {
+        slot.policy = static_cast<std::uint32_t>(model.policy) & 0xFF;
+        slot.n_endpoints = static_cast<std::uint32_t>(endpoints.size()) & 0xFFFFFF;
+        if (endpoints.size() <= ModelSlot::INLINE_ENDPOINTS) {
             std::copy(endpoints.begin(), endpoints.end(), slot.endpoints);
         } else {
-            slot.spilled_at = static_cast<std::uint32_t>(generation->spilled.size());
-            generation->spilled.insert(generation->spilled.end(), endpoints.begin(), endpoints.end());
+            slot.spilled_at = generation->spill(endpoints);
         }
         const std::uint64_t affinity_key = hash_bytes(model.names.front());
         for (const std::string& name : model.names) {
-            generation->insert(name, affinity_key, slot);
+            const std::uint64_t hash = hash_bytes(name);
+            if (const std::size_t other = generation->find(hash); other != Generation::NOT_FOUND) {
+                const std::string known(generation->name_of(generation->slot(other)));
+                throw std::invalid_argument(known == name
+                                                ? "the model name " + quoted(name) + " is used twice"
+                                                : "the model names " + quoted(known) + " and " + quoted(name) +
+                                                      " have the same 64-bit hash; rename one of them");
+            }
+            generation->insert(name, hash, affinity_key, slot);
         }
     }
     return generation;
@@ -190,10 +131,9 @@ void RouteTable::publish(const std::vector<ModelRoute>& models) {
     const std::lock_guard guard(writing_);
     for (;;) {
         reclaim();
-        const auto free_cell = std::find_if(cells_.begin(), cells_.end(),
-                                            [](const Cell& cell) { return cell.generation == nullptr; });
+        const auto free_cell = std::find(cells_.begin(), cells_.end(), nullptr);
         if (free_cell != cells_.end()) {
-            free_cell->generation = std::move(next);
+            *free_cell = std::move(next);
             current_.store(static_cast<std::uint32_t>(free_cell - cells_.begin()), std::memory_order_seq_cst);
             reclaim();
             return;
@@ -202,17 +142,17 @@ void RouteTable::publish(const std::vector<ModelRoute>& models) {
     }
 }
 
-bool RouteTable::has_reader(const Cell& cell) noexcept {
-    return std::any_of(cell.readers.begin(), cell.readers.end(), [](const ReaderCount& count) {
-        return count.n.load(std::memory_order_seq_cst) != 0;
+bool RouteTable::has_reader(std::uint32_t cell) const noexcept {
+    return std::any_of(stripes_.begin(), stripes_.end(), [cell](const Stripe& stripe) {
+        return stripe.readers[cell].load(std::memory_order_seq_cst) != 0;
     });
 }
 
 void RouteTable::reclaim() noexcept {
     const std::uint32_t current = current_.load(std::memory_order_seq_cst);
     for (std::uint32_t cell = 0; cell < CELLS; ++cell) {
-        if (cell != current && cells_[cell].generation != nullptr && !has_reader(cells_[cell])) {
-            cells_[cell].generation.reset();
+        if (cell != current && cells_[cell] != nullptr && !has_reader(cell)) {
+            cells_[cell].reset();
         }
     }
 }
@@ -220,21 +160,32 @@ void RouteTable::reclaim() noexcept {
 std::size_t RouteTable::n_generations() {
     const std::lock_guard guard(writing_);
     reclaim();
-    return static_cast<std::size_t>(std::count_if(
-        cells_.begin(), cells_.end(), [](const Cell& cell) { return cell.generation != nullptr; }));
+    return CELLS - static_cast<std::size_t>(std::count(cells_.begin(), cells_.end(), nullptr));
 }
 
 // ------------------------------------------------------------------------------------------------ endpoints
 
-void RouteTable::set_eligible(std::uint32_t endpoint, bool eligible) noexcept {
-    endpoints_[endpoint].eligible.store(eligible, std::memory_order_release);
+// Not its load: that belongs to the requests that it still carries.
+void RouteTable::reset(std::uint32_t endpoint) noexcept {
+    Endpoint& at = endpoints_[endpoint];
+    at.ready.store(false, std::memory_order_release);
+    at.health.store(0, std::memory_order_release);
+    at.ttft_us.store(0, std::memory_order_relaxed);
+    at.turn.store(0, std::memory_order_relaxed);
+    set_capacity(endpoint, 0, 0);
+    set_weight(endpoint, 1);
+    set_seed(endpoint, mix64(std::uint64_t{endpoint} + 1));
+}
+
+void RouteTable::set_eligible(std::uint32_t endpoint, bool ready) noexcept {
+    endpoints_[endpoint].ready.store(ready, std::memory_order_release);
 }
 
 bool RouteTable::is_eligible(std::uint32_t endpoint) const noexcept {
-    return endpoints_[endpoint].eligible.load(std::memory_order_acquire);
+    return endpoints_[endpoint].rank(0, 0) != INELIGIBLE;
 }
 
-void RouteTable::set_capacity(std::uint32_t endpoint, std::uint64_t max_num_seqs,
+void RouteTable::set_capacity(std::uint32_t endpoint, std::uint32_t max_num_seqs,
                               std::uint64_t kv_pool_tokens) noexcept {
     Endpoint& at = endpoints_[endpoint];
     at.max_seqs.store(max_num_seqs == 0 ? MAX_SEQS : max_num_seqs, std::memory_order_relaxed);
@@ -242,90 +193,30 @@ void RouteTable::set_capacity(std::uint32_t endpoint, std::uint64_t max_num_seqs
     at.window_tokens.store(kv_pool_tokens == 0 ? window_tokens_ : kv_pool_tokens / 2, std::memory_order_relaxed);
 }
 
+void RouteTable::set_weight(std::uint32_t endpoint, std::uint16_t weight) noexcept {
+    endpoints_[endpoint].weight.store(weight, std::memory_order_relaxed);
+}
+
+void RouteTable::set_seed(std::uint32_t endpoint, std::uint64_t seed) noexcept {
+    endpoints_[endpoint].seed.store(seed, std::memory_order_relaxed);
+}
+
 Load RouteTable::load(std::uint32_t endpoint) const noexcept {
     const std::uint64_t load = endpoints_[endpoint].load.load(std::memory_order_relaxed);
     return {seqs_of(load), tokens_of(load)};
 }
 
-// ------------------------------------------------------------------------------------------------ the hot path
+// ------------------------------------------------------------------------------------------------ requests
 
-struct RouteTable::Candidates {
-    std::uint64_t least_rank = 0;
-    std::uint64_t home_rank = 0;
-    std::int32_t least = NO_ENDPOINT;
-    std::int32_t home = NO_ENDPOINT;  // the session's endpoint, if it is one of this model's and eligible
-};
-
-// Rank of an endpoint, lower is better: has room first, then fewest reserved tokens, then fewest sequences.
-RouteTable::Candidates RouteTable::weigh(const std::uint32_t* endpoints, std::uint32_t n, std::int32_t home,
-                                         std::uint32_t n_seqs, std::uint64_t tokens) const noexcept {
-    Candidates found;
-    for (std::uint32_t i = 0; i < n; ++i) {
-        const Endpoint& at = endpoints_[endpoints[i]];
-        if (!at.eligible.load(std::memory_order_acquire)) {
-            continue;
-        }
-        const std::uint64_t load = at.load.load(std::memory_order_relaxed);
-        const bool is_full = seqs_of(load) + n_seqs > at.max_seqs.load(std::memory_order_relaxed) ||
-                             tokens_of(load) + tokens > at.max_tokens.load(std::memory_order_relaxed);
-        const std::uint64_t rank = is_full ? load | FULL : load;
-        const auto endpoint = static_cast<std::int32_t>(endpoints[i]);
-        if (found.least < 0 || rank < found.least_rank) {
-            found.least_rank = rank;
-            found.least = endpoint;
-        }
-        if (endpoint == home) {
-            found.home_rank = rank;
-            found.home = endpoint;
-        }
-    }
-    return found;
-}
-
-std::int32_t RouteTable::place(const Generation& generation, std::size_t slot, const RequestFeature& feature,
-                               std::uint32_t n_seqs) noexcept {
-    const ModelSlot& model = generation.slots[slot];
-    const bool has_session = feature.session_hash() != 0;
-    SessionTable::Probe probe{};
-    probe.endpoint = SessionTable::NONE;
-    if (has_session) {
-        probe = sessions_.find(feature.session_hash() ^ model.affinity_key);
-    }
-    const Candidates found = weigh(generation.endpoints_of(model), model.n_endpoints, probe.endpoint, n_seqs,
-                                   feature.tokens());
-    if (found.least < 0) {
-        return NO_ENDPOINT;
-    }
-    std::int32_t chosen = found.least;
-    if (found.home >= 0) {
-        // A session stays where its KV cache is unless that endpoint is out of room while another has some, or is
-        // ahead of the least loaded by more than the window.
-        const bool has_equal_room = (found.home_rank & FULL) == (found.least_rank & FULL);
-        const std::uint64_t window = endpoints_[found.home].window_tokens.load(std::memory_order_relaxed);
-        if (has_equal_room && tokens_of(found.home_rank) <= tokens_of(found.least_rank) + window) {
-            chosen = found.home;
-        }
-    }
-    std::atomic<std::uint64_t>& load = endpoints_[chosen].load;
-    std::uint64_t before = load.load(std::memory_order_relaxed);
-    while (!load.compare_exchange_weak(
-        before, pack_load(seqs_of(before) + n_seqs, tokens_of(before) + feature.tokens()),
-        std::memory_order_relaxed)) {
-    }
-    if (has_session) {
-        sessions_.remember(probe, static_cast<std::uint32_t>(chosen));
-    }
-    return chosen;
-}
-
-std::int32_t RouteTable::route(std::string_view model, RequestFeature feature, std::uint32_t n_seqs) noexcept {
+std::int32_t RouteTable::route(std::string_view model, RequestFeature feature, std::uint32_t n_seqs,
+                               Blocks blocks) noexcept {
     feature.word[1] = hash_bytes(model);
     const Reading generation(*this);
-    const std::size_t slot = generation->find(feature.model_hash());
-    if (slot == Generation::NOT_FOUND || generation->name_of(generation->slots[slot]) != model) {
+    const std::size_t at = generation->find(feature.model_hash());
+    if (at == Generation::NOT_FOUND || generation->name_of(generation->slot(at)) != model) {
         return UNKNOWN_MODEL;
     }
-    return place(*generation, slot, feature, n_seqs);
+    return place(*generation, generation->slot(at), feature, blocks, n_seqs);
 }
 
 std::int32_t RouteTable::choose(const RequestFeature& feature, std::uint32_t n_seqs) noexcept {
@@ -333,19 +224,36 @@ std::int32_t RouteTable::choose(const RequestFeature& feature, std::uint32_t n_s
         return BAD_FEATURE;
     }
     const Reading generation(*this);
-    const std::size_t slot = generation->find(feature.model_hash());
-    return slot == Generation::NOT_FOUND ? UNKNOWN_MODEL : place(*generation, slot, feature, n_seqs);
+    const std::size_t at = generation->find(feature.model_hash());
+    return at == Generation::NOT_FOUND ? UNKNOWN_MODEL
+                                       : place(*generation, generation->slot(at), feature, {}, n_seqs);
 }
 
 void RouteTable::settle(std::uint32_t endpoint, std::uint64_t n_seqs, std::uint64_t tokens) noexcept {
-    std::atomic<std::uint64_t>& load = endpoints_[endpoint].load;
-    std::uint64_t before = load.load(std::memory_order_relaxed);
-    std::uint64_t after;
-    do {
-        const std::uint64_t seqs_held = seqs_of(before);
-        const std::uint64_t tokens_held = tokens_of(before);
-        after = pack_load(seqs_held - std::min(seqs_held, n_seqs), tokens_held - std::min(tokens_held, tokens));
-    } while (!load.compare_exchange_weak(before, after, std::memory_order_relaxed));
+    endpoints_[endpoint].settle(n_seqs, tokens);
+}
+
+Homes RouteTable::homes(std::string_view model, std::uint64_t session_hash, Blocks blocks) noexcept {
+    Homes found;
+    const Reading generation(*this);
+    const std::size_t at = generation->find(hash_bytes(model));
+    if (at == Generation::NOT_FOUND || generation->name_of(generation->slot(at)) != model) {
+        return found;
+    }
+    const std::uint64_t affinity_key = generation->slot(at).affinity_key;
+    if (session_hash != 0) {
+        found.session = sessions_.find(session_hash ^ affinity_key).endpoint;
+    }
+    return find_prefix(blocks, affinity_key, found);
+}
+
+std::uint64_t RouteTable::n_draws() const noexcept {
+    return stripes_[number_of_thread() % STRIPES].n_draws.load(std::memory_order_relaxed);
+}
+
+// Only what orders a draw: threads that share a stripe may draw the same, which is no fault.
+std::uint64_t RouteTable::next_draw() noexcept {
+    return stripes_[number_of_thread() % STRIPES].n_draws.fetch_add(1, std::memory_order_relaxed);
 }
 
 }  // namespace laya

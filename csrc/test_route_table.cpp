@@ -109,7 +109,7 @@ void choose_and_settle(RouteTable& table, std::uint32_t thread, std::uint32_t n_
 }
 
 void test_threads_choose_while_a_writer_publishes(std::uint32_t n_requests) {
-    RouteTable table(N_MODELS * ENDPOINTS_EACH, 16384, 1024);
+    RouteTable table(N_MODELS * ENDPOINTS_EACH, 16384, 1024, 16384);
     table.publish(models(false));
     for (std::uint32_t endpoint = 0; endpoint < table.max_endpoints(); ++endpoint) {
         table.set_capacity(endpoint, 2, 4096);

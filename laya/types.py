@@ -14,6 +14,9 @@ from typing import Any, Literal
 import msgspec
 
 Task = Literal["chat", "embed", "rerank"]
+RoutePolicy = Literal[
+    "auto", "session", "prefix", "least_tokens", "power_of_two", "weighted", "hash", "round_robin"
+]  # how a model's endpoint is chosen; the order is the native core's
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB

@@ -3,7 +3,18 @@
 (The expert router, which picks experts inside a Mixture-of-Experts model, is another thing.)
 """
 
+from laya.routing.explain import Candidate, Explanation
 from laya.routing.router import RequestRouter
-from laya.routing.table import NATIVE, NO_ENDPOINT, UNKNOWN_MODEL, WHY_NOT_NATIVE, RouteTable
+from laya.routing.table import NATIVE, NO_ENDPOINT, UNKNOWN_MODEL, WHY_NOT_NATIVE, RouteTable, prefix_blocks
 
-__all__ = ["NATIVE", "NO_ENDPOINT", "UNKNOWN_MODEL", "WHY_NOT_NATIVE", "RequestRouter", "RouteTable"]
+__all__ = [
+    "NATIVE",
+    "NO_ENDPOINT",
+    "UNKNOWN_MODEL",
+    "WHY_NOT_NATIVE",
+    "Candidate",
+    "Explanation",
+    "RequestRouter",
+    "RouteTable",
+    "prefix_blocks",
+]

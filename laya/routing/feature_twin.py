@@ -1,19 +1,35 @@
-"""Owns: the 32-byte request feature and the hash of names, in plain Python. Knows no table.
+"""Owns: the 32-byte request feature, the hash of names and the hashes of prompts, in plain Python. Knows no table.
 
-Bit for bit what `csrc/request_feature.hpp` does, which also says why the hash is as it is.
+Bit for bit what `csrc/request_feature.hpp` and `csrc/prefix_blocks.hpp` do, which also say why they are as they are.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Iterator
 
 FEATURE_VERSION = 1
 FLAG_STREAMING = 1
 MASK_64 = (1 << 64) - 1
 
+_WORD = struct.Struct("<Q")
 _FEATURE = struct.Struct("<BBHIQQQ")  # version, kind, flags, tokens, model hash, session hash, prefix hash
 _HASH_STEP = 0xFF51AFD7ED558CCD
+_HASH_SEED = 0x9E3779B97F4A7C15
+_BLOCK_BYTES = 64
+_MOST_PREFIX_BYTES = 64 * 1024
+
+
+def _block_ends() -> Iterator[int]:
+    end = _BLOCK_BYTES
+    while end <= _MOST_PREFIX_BYTES:
+        yield end
+        end += max(_BLOCK_BYTES, end // 16 // _BLOCK_BYTES * _BLOCK_BYTES)
+
+
+BLOCK_ENDS = tuple(_block_ends())  # where block i of a prompt ends, in bytes
+MAX_BLOCKS = len(BLOCK_ENDS)
 
 
 def require_range(name: str, value: int, least: int, most: int) -> int:
@@ -42,7 +58,7 @@ def name_bytes(name: str | bytes) -> bytes:
 @functools.lru_cache(maxsize=4096)
 def hash_bytes(data: bytes) -> int:
     """64-bit hash, never 0."""
-    value = 0x9E3779B97F4A7C15 ^ (len(data) * 0xD6E8FEB86659FD93 & MASK_64)
+    value = _HASH_SEED ^ (len(data) * 0xD6E8FEB86659FD93 & MASK_64)
     for at in range(0, len(data), 8):
         value = (value ^ int.from_bytes(data[at : at + 8], "little")) * _HASH_STEP & MASK_64
         value ^= value >> 32
@@ -52,6 +68,31 @@ def hash_bytes(data: bytes) -> int:
 def hash_name(name: str | bytes) -> int:
     """64-bit hash of a model name or session id, never 0. Raises TypeError for what is neither str nor bytes."""
     return hash_bytes(name_bytes(name))
+
+
+def prefix_blocks(text: str | bytes) -> bytes:
+    """The chained hashes of a prompt's whole blocks, 8 bytes each: prompts that begin alike begin with equal hashes.
+
+    Of a prompt longer than 64 KiB only the beginning counts. Raises TypeError for what is neither str nor bytes.
+    """
+    data = name_bytes(text)
+    value, at, hashes = _HASH_SEED, 0, []
+    for end in BLOCK_ENDS:
+        if end > len(data):
+            break
+        for (word,) in _WORD.iter_unpack(data[at:end]):
+            value = (value ^ word) * _HASH_STEP & MASK_64
+            value ^= value >> 32
+        hashes.append(mix64(value) or 1)
+        at = end
+    return struct.pack(f"<{len(hashes)}Q", *hashes)
+
+
+def unpack_blocks(packed: bytes) -> tuple[int, ...]:
+    """The hashes in what `prefix_blocks` made. Raises ValueError for anything else."""
+    if len(packed) % 8 or len(packed) > 8 * MAX_BLOCKS:
+        raise ValueError(f"prefix_blocks must be what prefix_blocks() made: at most {MAX_BLOCKS} hashes of 8 bytes")
+    return struct.unpack(f"<{len(packed) // 8}Q", packed)
 
 
 def pack_feature(

@@ -7,18 +7,21 @@ its model is known, also before its engine runs; eligible means "may be chosen",
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from laya.errors import ConfigError
-from laya.routing.table import FLAG_STREAMING, RouteTable
+from laya.routing.choice_twin import POLICIES
+from laya.routing.explain import Explanation, explain
+from laya.routing.table import FLAG_STREAMING, RouteTable, hash_name
 from laya.routing.table_twin import RouteTable as RouteTableTwin
-from laya.types import EndpointKind
+from laya.types import EndpointKind, RoutePolicy
 
 
 class _Model(NamedTuple):
     names: tuple[str, ...]  # the model's id, then its aliases
     endpoints: tuple[int, ...]
+    policy: RoutePolicy = "auto"
 
 
 class RequestRouter:
@@ -35,7 +38,7 @@ class RequestRouter:
         self.settle_route = self._table.settle
         self._models: dict[str, _Model] = {}
         self._id_of_name: dict[str, str] = {}
-        self._in_use: set[int] = set()
+        self._in_use: dict[int, str] = {}  # index -> name
         self._removed: set[int] = set()  # indexes that wait for their last request to settle
         self._changing = threading.Lock()
 
@@ -51,14 +54,36 @@ class RequestRouter:
         prefix_hash: int = 0,
         tokens: int = 0,
         n_seqs: int = 1,
+        prefix_blocks: bytes = b"",
     ) -> int:
         """The endpoint (0 or above) that serves the request, or UNKNOWN_MODEL or NO_ENDPOINT.
 
         tokens: KV tokens that all n_seqs sequences of the request may take together, 0 to 2**32 - 1. The endpoint
-        carries both until `settle` is called with the same numbers. Raises ValueError when a number is out of range.
+        carries both until `settle` is called with the same numbers. prefix_blocks: what `prefix_blocks(prompt)` made,
+        so that a prompt goes where its beginning is cached; without it prefix_hash, 0 = none, stands for the whole
+        prompt. Raises ValueError when a number is out of range.
         """
         flags = FLAG_STREAMING if streaming else 0
-        return self._route(model, session, kind, flags, prefix_hash, tokens, n_seqs)
+        return self._route(model, session, kind, flags, prefix_hash, tokens, n_seqs, prefix_blocks)
+
+    def explain(
+        self, model: str, *, session: str | None = None, tokens: int = 0, n_seqs: int = 1, prefix_blocks: bytes = b""
+    ) -> Explanation | None:
+        """What `choose` would answer now, among which candidates and why; None for an unknown model."""
+        model_id = self._id_of_name.get(model)
+        if model_id is None:
+            return None
+        known = self._models[model_id]
+        return explain(
+            self._table,
+            {endpoint: self._in_use[endpoint] for endpoint in known.endpoints},
+            known.policy,
+            model=model_id,
+            session=session,
+            prefix_blocks=prefix_blocks,
+            tokens=tokens,
+            n_seqs=n_seqs,
+        )
 
     def settle(self, endpoint: int, tokens: int, n_seqs: int = 1) -> None:
         """Take back what `choose` added to the endpoint. Raises IndexError for an endpoint that cannot exist."""
@@ -70,8 +95,12 @@ class RequestRouter:
 
     # ---------------------------------------------------------------------------------------- endpoints
 
-    def add_endpoint(self, *, eligible: bool = True) -> int:
-        """A free endpoint index, with no load and no limits. Raises ConfigError when all are taken."""
+    def add_endpoint(self, *, eligible: bool = True, name: str = "", weight: int = 1) -> int:
+        """A free endpoint index, with no load, no limits and no history. Raises ConfigError when all are taken.
+
+        name: of the engine, such as `smollm2#1`; sessions that hash to it do so again after a restart. weight: its
+        share under the policy `weighted`, 0 to 65535.
+        """
         with self._changing:
             settled = sorted(index for index in self._removed if self._table.load(index) == (0, 0))
             if settled:
@@ -83,8 +112,11 @@ class RequestRouter:
                 raise ConfigError(
                     f"there can be {self._table.max_endpoints} endpoints at most; start fewer models or replicas"
                 )
-            self._in_use.add(index)
-            self._table.set_capacity(index, 0, 0)
+            self._in_use[index] = name or f"endpoint {index}"
+            self._table.reset(index)
+            self._table.set_weight(index, weight)
+            if name:
+                self._table.set_seed(index, hash_name(name))
             self._table.set_eligible(index, eligible)
             return index
 
@@ -98,7 +130,7 @@ class RequestRouter:
                 for model_id, model in self._models.items()
             }
             self._publish(kept)
-            self._in_use.remove(endpoint)
+            del self._in_use[endpoint]
             self._removed.add(endpoint)
 
     def set_eligible(self, endpoint: int, eligible: bool) -> None:
@@ -114,20 +146,31 @@ class RequestRouter:
 
     # ---------------------------------------------------------------------------------------- models
 
-    def set_model(self, model_id: str, endpoints: Sequence[int], aliases: Sequence[str] = ()) -> None:
-        """Make a model known, or replace what was known of it.
+    def set_model(
+        self, model_id: str, endpoints: Sequence[int], aliases: Sequence[str] = (), policy: RoutePolicy | None = None
+    ) -> None:
+        """Make a model known, or replace what was known of it; its policy stays where none is said, `auto` at first.
 
         Raises ConfigError when one of its names belongs to another model, ValueError for an endpoint not in use.
         """
-        self.set_models([(model_id, endpoints, aliases)])
+        self.set_models([(model_id, endpoints, aliases)], {model_id: policy} if policy else {})
 
-    def set_models(self, models: Iterable[tuple[str, Sequence[int], Sequence[str]]]) -> None:
-        """`set_model` for many (id, endpoints, aliases) at once: all of them, or none when one is wrong."""
+    def set_models(
+        self,
+        models: Iterable[tuple[str, Sequence[int], Sequence[str]]],
+        policies: Mapping[str, RoutePolicy] | None = None,
+    ) -> None:
+        """`set_model` for many (id, endpoints, aliases) at once: all of them, or none when one is wrong.
+
+        policies: by model id, for those that get a new one.
+        """
         with self._changing:
             changed = dict(self._models)
             for model_id, endpoints, aliases in models:
                 self._require_in_use(endpoints)
-                changed[model_id] = _Model(tuple(dict.fromkeys([model_id, *aliases])), tuple(endpoints))
+                was = self._models.get(model_id)
+                policy = (policies or {}).get(model_id) or (was.policy if was else "auto")
+                changed[model_id] = _Model(tuple(dict.fromkeys([model_id, *aliases])), tuple(endpoints), policy)
             self._publish(changed)
 
     def remove_model(self, model_id: str) -> None:
@@ -163,7 +206,9 @@ class RequestRouter:
                         f"the name '{name}' of model '{model_id}' already belongs to model '{other}'; rename one"
                     )
         try:
-            self._table.publish((model.names, model.endpoints) for model in models.values())
+            self._table.publish(
+                (model.names, model.endpoints, POLICIES.index(model.policy)) for model in models.values()
+            )
         except ValueError as error:  # two names with one hash: the only fault left that a user can cause
             raise ConfigError(str(error)) from error
         self._models = models

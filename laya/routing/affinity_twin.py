@@ -1,6 +1,7 @@
-"""Owns: which endpoint a session was last sent to, in a fixed number of bytes, in plain Python. Knows no model.
+"""Owns: which endpoint a key (a session, or a block of a prompt) was last sent to, in a fixed number of bytes, in plain
+Python. Knows no model.
 
-Entry for entry what `csrc/session_table.hpp` does, which also describes the layout.
+Entry for entry what `csrc/affinity_table.hpp` does, which also describes the layout.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from laya.routing.feature_twin import mix64
 
-NO_SESSION_ENDPOINT = -1
+NO_HOME = -1
 
 _WAYS = 8
 _SET_BYTES = 64
@@ -19,7 +20,7 @@ _STALE_AFTER = 4
 
 
 class Probe(NamedTuple):
-    """What a look into a set found: the entry to replace, and where the session was last."""
+    """What a look into a set found: the entry to replace, and where the key was last."""
 
     base: int
     tag: int
@@ -29,11 +30,11 @@ class Probe(NamedTuple):
     endpoint: int
 
 
-class SessionTable:
+class AffinityTable:
     """Eight-way sets of (tag, endpoint, stamp); a full set gives up the entry with the lowest stamp."""
 
-    def __init__(self, session_bytes: int) -> None:
-        n_sets = 1 << (max(session_bytes // _SET_BYTES, 1).bit_length() - 1)
+    def __init__(self, n_bytes: int) -> None:
+        n_sets = 1 << (max(n_bytes // _SET_BYTES, 1).bit_length() - 1)
         self._set_mask = n_sets - 1
         self._entries = array("Q", bytes(n_sets * _SET_BYTES))
 
@@ -55,11 +56,11 @@ class SessionTable:
 
     def _scan(self, base: int, tag: int) -> Probe:
         entries = self._entries[base : base + _WAYS]
-        newest, oldest, at, endpoint = 0, _MAX_STAMP + 1, base, NO_SESSION_ENDPOINT
+        newest, oldest, at, endpoint = 0, _MAX_STAMP + 1, base, NO_HOME
         for way, entry in enumerate(entries):
             stamp = entry & _MAX_STAMP
             newest = max(newest, stamp)
-            if endpoint != NO_SESSION_ENDPOINT:
+            if endpoint != NO_HOME:
                 continue
             if entry >> 32 == tag:
                 endpoint = entry >> 16 & 0xFFFF

@@ -1,4 +1,5 @@
-// Owns: which endpoint a session was last sent to, in a fixed number of bytes. Knows no model and no load.
+// Owns: which endpoint a key (a session, or a block of a prompt) was last sent to, in a fixed number of bytes. Knows no
+// model and no load.
 //
 // A set is one cache line of eight entries, an entry one 64-bit atomic, so that a reader can never see half of one:
 //
@@ -6,10 +7,10 @@
 //   bits 31..16  endpoint
 //   bits 15..0   stamp: when the entry was last used, counted within its set
 //
-// A full set gives up the entry with the lowest stamp: idle sessions leave when room is needed, not by a clock. An entry
-// that is still near the newest is not stamped again, so busy sessions are read and not written, and cost no cache line
+// A full set gives up the entry with the lowest stamp: idle keys leave when room is needed, not by a clock. An entry
+// that is still near the newest is not stamped again, so busy keys are read and not written, and cost no cache line
 // transfer; eight entries have at least eight stamps between them, so one that near is never the one given up. Two
-// sessions whose set and tag are equal (chance 2^-32 per entry looked at) share an endpoint: affinity is a preference,
+// keys whose set and tag are equal (chance 2^-32 per entry looked at) share an endpoint: affinity is a preference,
 // so that is slower, never wrong. When threads race, an update that lost three times is dropped for the same reason.
 #pragma once
 
@@ -23,7 +24,7 @@
 
 namespace laya {
 
-class SessionTable {
+class AffinityTable {
   public:
     static constexpr unsigned WAYS = 8;
     static constexpr std::int32_t NONE = -1;
@@ -34,11 +35,11 @@ class SessionTable {
         std::uint32_t tag;
         std::uint32_t way;
         std::uint32_t newest;   // the highest stamp in the set
-        std::int32_t endpoint;  // where the session was last, or NONE
+        std::int32_t endpoint;  // where the key was last, or NONE
     };
 
     // Uses the largest power of two of 64-byte sets that fits in `bytes`, at least one.
-    explicit SessionTable(std::size_t bytes)
+    explicit AffinityTable(std::size_t bytes)
         : n_sets_(std::bit_floor(bytes < sizeof(Set) ? std::size_t{1} : bytes / sizeof(Set))),
           sets_(std::make_unique<Set[]>(n_sets_)) {}
 

@@ -1,0 +1,334 @@
+// Owns: which of a model's endpoints serves a request. `laya/routing/choice_twin.py` is the same in Python, and what
+// explains a choice; the two must answer alike.
+#include <algorithm>
+
+#include "route_table.hpp"
+
+namespace laya {
+
+// What the policies choose by, gathered once.
+struct RouteTable::Asked {
+    const std::uint32_t* endpoints;  // sorted
+    std::uint32_t n;
+    Policy policy;
+    std::uint64_t affinity_key;
+    std::uint64_t key;  // of the session, else of the prompt; 0 = neither
+    Blocks blocks;
+    std::uint32_t n_seqs;
+    std::uint64_t tokens;
+};
+
+struct RouteTable::Pick {
+    std::int32_t endpoint = NO_ENDPOINT;
+    bool is_home_kept = true;  // false: the session's endpoint is away, and may come back to its session
+};
+
+struct RouteTable::Survey {
+    std::int32_t least = NO_ENDPOINT;
+    std::uint64_t least_rank = INELIGIBLE;
+    std::uint64_t sum_tokens = 0;
+    std::uint32_t n_eligible = 0;
+};
+
+namespace {
+
+// A newcomer's hashed endpoint is taken while it carries at most this share of what the endpoints carry on average.
+constexpr std::uint64_t MOST_SHARE_NUMERATOR = 17;
+constexpr std::uint64_t MOST_SHARE_DENOMINATOR = 16;
+
+// Of English text in common vocabularies; here it only weighs a prompt's known beginning against load.
+constexpr std::uint64_t BYTES_PER_TOKEN = 4;
+
+constexpr std::uint64_t DRAW_STEP = 0x9E3779B97F4A7C15u;
+
+bool is_member(const std::uint32_t* endpoints, std::uint32_t n, std::int32_t endpoint) noexcept {
+    const auto wanted = static_cast<std::uint32_t>(endpoint);
+    if (n <= MOST_SCANNED) {
+        return std::find(endpoints, endpoints + n, wanted) != endpoints + n;
+    }
+    if (endpoints[n - 1] - endpoints[0] == n - 1) {  // one run of indexes, as replicas usually are
+        return wanted - endpoints[0] < n;
+    }
+    return std::binary_search(endpoints, endpoints + n, wanted);
+}
+
+constexpr std::uint32_t below(std::uint64_t draw, std::uint32_t n) noexcept {
+    return static_cast<std::uint32_t>((draw & 0xFFFFFFFF) * n >> 32);
+}
+
+constexpr bool has_equal_room(std::uint64_t rank, std::uint64_t other) noexcept {
+    return (rank & FULL) == (other & FULL);
+}
+
+constexpr bool uses_session(Policy policy) noexcept {
+    return policy == Policy::AUTO || policy == Policy::SESSION;
+}
+constexpr bool uses_prefix(Policy policy) noexcept { return policy == Policy::AUTO || policy == Policy::PREFIX; }
+
+}  // namespace
+
+std::int32_t RouteTable::place(const Generation& generation, const ModelSlot& model, const RequestFeature& feature,
+                               Blocks blocks, std::uint32_t n_seqs) noexcept {
+    const auto policy = static_cast<Policy>(model.policy);
+    const std::uint64_t prefix_hash = feature.prefix_hash();
+    if (blocks.empty() && prefix_hash != 0) {
+        blocks = {&prefix_hash, 1};
+    }
+    blocks = blocks.first(std::min(blocks.size(), MAX_BLOCKS));
+    Asked asked{generation.endpoints_of(model), model.n_endpoints, policy, model.affinity_key, 0, blocks, n_seqs,
+                feature.tokens()};
+    const bool has_session = feature.session_hash() != 0;
+    if (has_session) {
+        asked.key = feature.session_hash() ^ model.affinity_key;
+    } else if (!blocks.empty()) {
+        asked.key = blocks.back() ^ model.affinity_key;
+    }
+    AffinityTable::Probe session{};
+    session.endpoint = AffinityTable::NONE;
+    const bool keeps_session = has_session && uses_session(policy);
+    if (keeps_session) {
+        session = sessions_.find(asked.key);
+    }
+    for (;;) {
+        const Pick picked = pick(asked, session.endpoint);
+        if (picked.endpoint < 0) {
+            return picked.endpoint;
+        }
+        Endpoint& chosen = endpoints_[picked.endpoint];
+        if (!chosen.claim()) {
+            continue;  // another thread took the trial of a half-open breaker
+        }
+        chosen.reserve(n_seqs, feature.tokens());
+        const auto index = static_cast<std::uint32_t>(picked.endpoint);
+        if (keeps_session && picked.is_home_kept) {
+            sessions_.remember(session, index);
+        }
+        if (uses_prefix(policy) && !blocks.empty()) {
+            remember_prefix(blocks, model.affinity_key, index);
+        }
+        return picked.endpoint;
+    }
+}
+
+RouteTable::Pick RouteTable::pick(const Asked& asked, std::int32_t session_home) noexcept {
+    switch (asked.policy) {
+        case Policy::AUTO:
+        case Policy::SESSION:
+        case Policy::PREFIX:
+            return pick_near(asked, session_home);
+        case Policy::LEAST_TOKENS:
+            return {survey_all(asked).least};
+        case Policy::POWER_OF_TWO:
+            return {survey_two(asked, mix64(next_draw() * DRAW_STEP ^ asked.affinity_key)).least};
+        case Policy::WEIGHTED:
+            return {pick_weighted(asked)};
+        case Policy::HASH:
+            return {pick_hashed(asked)};
+        case Policy::ROUND_ROBIN:
+            return {pick_next(asked)};
+    }
+    return {};
+}
+
+// Near its session or its prompt's beginning, as far as load allows; else where the least is reserved.
+RouteTable::Pick RouteTable::pick_near(const Asked& asked, std::int32_t session_home) noexcept {
+    const bool is_few = asked.n <= MOST_SCANNED;
+    Survey survey;
+    if (is_few) {
+        survey = survey_all(asked);
+    } else {
+        survey = survey_two(
+            asked, mix64(asked.key != 0 ? asked.key : next_draw() * DRAW_STEP ^ asked.affinity_key));
+    }
+    Pick picked{survey.least};
+    if (survey.least < 0) {
+        return picked;
+    }
+    bool is_released = false;
+    if (session_home >= 0 && is_member(asked.endpoints, asked.n, session_home)) {
+        if (rank(session_home, asked) == INELIGIBLE) {
+            picked.is_home_kept = false;
+        } else if (is_within_window(session_home, survey, asked, MAX_TOKENS)) {
+            picked.endpoint = session_home;
+            return picked;
+        } else {
+            is_released = true;
+        }
+    }
+    if (uses_prefix(asked.policy) && !asked.blocks.empty()) {
+        const Homes homes = find_prefix(asked.blocks, asked.affinity_key, {});
+        const bool is_most_of_it = homes.prefix_blocks > 0 && 2 * BLOCK_ENDS[homes.prefix_blocks - 1] >=
+                                                                  BLOCK_ENDS[asked.blocks.size() - 1];
+        if (is_most_of_it && is_member(asked.endpoints, asked.n, homes.prefix) &&
+            is_within_window(homes.prefix, survey, asked,
+                             BLOCK_ENDS[homes.prefix_blocks - 1] / BYTES_PER_TOKEN)) {
+            picked.endpoint = homes.prefix;
+            return picked;
+        }
+    }
+    if (asked.key != 0 && is_few && !is_released) {
+        const std::int32_t hashed = highest_score(asked, false);
+        const std::uint64_t hashed_rank = hashed < 0 ? INELIGIBLE : rank(hashed, asked);
+        if (hashed_rank != INELIGIBLE && has_equal_room(hashed_rank, survey.least_rank) &&
+            tokens_of(hashed_rank) * survey.n_eligible * MOST_SHARE_DENOMINATOR <=
+                survey.sum_tokens * MOST_SHARE_NUMERATOR) {
+            picked.endpoint = hashed;
+        }
+    }
+    return picked;
+}
+
+std::uint64_t RouteTable::rank(std::int32_t endpoint, const Asked& asked) const noexcept {
+    return endpoints_[endpoint].rank(asked.n_seqs, asked.tokens);
+}
+
+// A home may be ahead of the least loaded by its window, and by no more tokens than staying there saves.
+bool RouteTable::is_within_window(std::int32_t home, const Survey& survey, const Asked& asked,
+                                  std::uint64_t saved_tokens) const noexcept {
+    const std::uint64_t home_rank = rank(home, asked);
+    const std::uint64_t window =
+        std::min(endpoints_[home].window_tokens.load(std::memory_order_relaxed), saved_tokens);
+    return home_rank != INELIGIBLE && has_equal_room(home_rank, survey.least_rank) &&
+           tokens_of(home_rank) <= tokens_of(survey.least_rank) + window;
+}
+
+RouteTable::Survey RouteTable::survey_all(const Asked& asked) const noexcept {
+    Survey survey;
+    for (std::uint32_t i = 0; i < asked.n; ++i) {
+        const auto endpoint = static_cast<std::int32_t>(asked.endpoints[i]);
+        const std::uint64_t at = rank(endpoint, asked);
+        if (at == INELIGIBLE) {
+            continue;
+        }
+        survey.sum_tokens += tokens_of(at);
+        ++survey.n_eligible;
+        if (at < survey.least_rank) {
+            survey.least_rank = at;
+            survey.least = endpoint;
+        }
+    }
+    return survey;
+}
+
+// The better of two places, each moved on to the next eligible endpoint; all of them when neither has room.
+RouteTable::Survey RouteTable::survey_two(const Asked& asked, std::uint64_t draw) const noexcept {
+    if (asked.n < 2) {
+        return survey_all(asked);
+    }
+    Survey survey;
+    const std::uint32_t first = below(draw, asked.n);
+    std::uint32_t second = below(draw >> 32, asked.n - 1);
+    second += second >= first ? 1 : 0;
+    for (std::uint32_t place : {first, second}) {
+        for (std::uint32_t step = 0; step < asked.n; ++step) {
+            const auto endpoint = static_cast<std::int32_t>(asked.endpoints[place]);
+            const std::uint64_t at = rank(endpoint, asked);
+            if (at != INELIGIBLE) {
+                if (at < survey.least_rank) {
+                    survey.least_rank = at;
+                    survey.least = endpoint;
+                }
+                break;
+            }
+            place = place + 1 == asked.n ? 0 : place + 1;
+        }
+    }
+    return survey.least < 0 || (survey.least_rank & FULL) == 0 ? survey : survey_all(asked);
+}
+
+// Rendezvous: each endpoint scores the key with a seed of its own, so that the loss of one moves only its own keys.
+std::int32_t RouteTable::highest_score(const Asked& asked, bool needs_room) const noexcept {
+    std::int32_t best = NO_ENDPOINT;
+    std::uint64_t best_score = 0;
+    for (std::uint32_t i = 0; i < asked.n; ++i) {
+        const auto endpoint = static_cast<std::int32_t>(asked.endpoints[i]);
+        const std::uint64_t at = rank(endpoint, asked);
+        if (at == INELIGIBLE || (needs_room && (at & FULL) != 0)) {
+            continue;
+        }
+        const std::uint64_t score = mix64(asked.key ^ endpoints_[endpoint].seed.load(std::memory_order_relaxed));
+        if (best < 0 || score > best_score) {
+            best = endpoint;
+            best_score = score;
+        }
+    }
+    return best;
+}
+
+std::int32_t RouteTable::pick_hashed(const Asked& asked) const noexcept {
+    if (asked.key == 0) {
+        return survey_all(asked).least;
+    }
+    const std::int32_t with_room = highest_score(asked, true);
+    return with_room >= 0 ? with_room : highest_score(asked, false);
+}
+
+// At random, by weight, among those with room; among all eligible ones when none has any.
+std::int32_t RouteTable::pick_weighted(const Asked& asked) noexcept {
+    const Survey survey = survey_all(asked);
+    if (survey.least < 0) {
+        return NO_ENDPOINT;
+    }
+    const auto weight_of = [&](std::uint32_t endpoint) noexcept {
+        const std::uint64_t at = rank(static_cast<std::int32_t>(endpoint), asked);
+        const bool counts = at != INELIGIBLE && has_equal_room(at, survey.least_rank);
+        return counts ? std::uint64_t{endpoints_[endpoint].weight.load(std::memory_order_relaxed)} : 0;
+    };
+    std::uint64_t sum = 0;
+    for (std::uint32_t i = 0; i < asked.n; ++i) {
+        sum += weight_of(asked.endpoints[i]);
+    }
+    std::uint64_t drawn = (mix64(next_draw() * DRAW_STEP ^ asked.affinity_key) >> 32) * sum >> 32;
+    for (std::uint32_t i = 0; i < asked.n; ++i) {
+        const std::uint64_t weight = weight_of(asked.endpoints[i]);
+        if (drawn < weight) {
+            return static_cast<std::int32_t>(asked.endpoints[i]);
+        }
+        drawn -= weight;
+    }
+    return survey.least;  // weights of 0, or endpoints that changed between the two passes
+}
+
+// In turn among those with room; among all eligible ones when none has any.
+std::int32_t RouteTable::pick_next(const Asked& asked) noexcept {
+    const Survey survey = survey_all(asked);
+    if (survey.least < 0) {
+        return NO_ENDPOINT;
+    }
+    std::uint32_t place = endpoints_[asked.endpoints[0]].turn.fetch_add(1, std::memory_order_relaxed) % asked.n;
+    for (std::uint32_t step = 0; step < asked.n; ++step) {
+        const auto endpoint = static_cast<std::int32_t>(asked.endpoints[place]);
+        const std::uint64_t at = rank(endpoint, asked);
+        if (at != INELIGIBLE && has_equal_room(at, survey.least_rank)) {
+            return endpoint;
+        }
+        place = place + 1 == asked.n ? 0 : place + 1;
+    }
+    return survey.least;
+}
+
+// The deepest known block, found by halving: whoever knows a block knows those before it, unless they aged out.
+Homes RouteTable::find_prefix(Blocks blocks, std::uint64_t affinity_key, Homes homes) const noexcept {
+    std::size_t least = 1;
+    std::size_t most = blocks.size();
+    while (least <= most) {
+        const std::size_t middle = (least + most) / 2;
+        const std::int32_t endpoint = prefixes_.find(blocks[middle - 1] ^ affinity_key).endpoint;
+        if (endpoint == AffinityTable::NONE) {
+            most = middle - 1;
+        } else {
+            homes.prefix = endpoint;
+            homes.prefix_blocks = middle;
+            least = middle + 1;
+        }
+    }
+    return homes;
+}
+
+void RouteTable::remember_prefix(Blocks blocks, std::uint64_t affinity_key, std::uint32_t endpoint) noexcept {
+    for (const std::uint64_t block : blocks) {
+        prefixes_.remember(prefixes_.find(block ^ affinity_key), endpoint);
+    }
+}
+
+}  // namespace laya
