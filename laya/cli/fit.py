@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from laya.cli.output import shown
+from laya.cli.rates import kept_rates
 from laya.config import Config
 from laya.errors import LayaError
 from laya.memory import Budget, Machine, ModelShape, plan_before_download, plan_file
@@ -36,13 +37,15 @@ class Fitter:
     def __init__(self, config: Config, budget: Budget | None = None) -> None:
         self.config = config
         self.budget = budget or Machine().budget(config.memory.budget)
+        self.rates = kept_rates()
 
     def file(self, model: ModelFile) -> Fit:
         """The verdict on a model on this disk, from its header."""
         if model.format != "gguf":
             return Fit(error="a Hugging Face folder; the built-in engine reads GGUF")
         try:
-            plan = plan_file(model.path, self._asked(model.id, model.task), self.budget, model_id=model.id)
+            asked = self._asked(model.id, model.task)
+            plan = plan_file(model.path, asked, self.budget, model_id=model.id, rates=self.rates)
         except LayaError as error:
             return Fit(error=error.message)
         return _fit(plan)
@@ -52,7 +55,13 @@ class Fitter:
         asked = self._asked(entry.id, entry.task)
         try:
             plan = plan_before_download(
-                model_shape(entry.shape), entry.file_bytes, entry.weights_type, asked, self.budget, model_id=entry.id
+                model_shape(entry.shape),
+                entry.file_bytes,
+                entry.weights_type,
+                asked,
+                self.budget,
+                model_id=entry.id,
+                rates=self.rates,
             )
         except LayaError as error:
             return Fit(error=error.message)

@@ -18,7 +18,7 @@ from laya.cli.output import print_json
 from laya.cli.plan_advice import Line, alternatives
 from laya.cli.plan_config import show_whole, whole_fields, whole_plan
 from laya.cli.plan_model import Asking, Subject, cards_of, subject_described, subject_named
-from laya.cli.plan_show import rule_of_thumb, show_alternatives, show_choices, show_devices, show_verdict
+from laya.cli.plan_show import rule_of_thumb, show_alternatives, show_choices, show_devices, show_left, show_verdict
 from laya.cli.plan_speed import show_speed, speed_fields, speed_of
 from laya.cli.plan_table import compare_fields, compared, show_compare, show_table, table_fields
 from laya.cli.plan_vllm import VllmFlags, check_flags, show_vllm_plan
@@ -193,6 +193,7 @@ def _one(subject: Subject, budget: Budget, line: Line, as_json: bool) -> int:
     show_devices(console, made, budget)
     show_choices(console, made, set(line.asking.settings))
     show_speed(console, speed, made)
+    show_left(console, made, subject.model.facts)
     if instead:
         show_alternatives(console, instead)
     show_verdict(console, made, weights)

@@ -6,7 +6,9 @@ from rich.console import Console
 
 from laya.cli.output import knows_unicode, shown
 from laya.cli.plan_advice import Alternative
-from laya.memory import Budget, size_text
+from laya.memory import Budget, ModelFacts, size_text
+from laya.memory.caches import kv_bytes_per_token
+from laya.memory.ggml import KV_CACHE_TYPES
 from laya.types import KIB, MIB, DevicePlan, Plan
 
 BAR_WIDTH = 32
@@ -31,6 +33,19 @@ def show_choices(console: Console, made: Plan, yours: set[str]) -> None:
         console.print(f" [dim]yours[/]    {shown(', '.join(said))}", soft_wrap=True)
     for note in made.notes:
         console.print(f" [dim]note[/]     {shown(note)}", soft_wrap=True)
+
+
+def show_left(console: Console, made: Plan, facts: ModelFacts) -> None:
+    """How many more tokens of cache would fit, where the cache grows with each."""
+    kv_type = KV_CACHE_TYPES.get(made.settings.kv_cache_dtype)
+    each = kv_bytes_per_token(facts, kv_type) if kv_type is not None and made.fits else 0
+    holding = [device for device in made.devices if "kv_cache" in device.terms]
+    left = min((device.budget_bytes - device.total_bytes for device in holding), default=0)
+    if each and left >= each:
+        tokens = float(f"{left // each:.2g}")  # their cells and masks take a little too
+        console.print(
+            f" [dim]left[/]     about {tokens:.0f} more tokens of {made.settings.kv_cache_dtype} cache would fit"
+        )
 
 
 def show_verdict(console: Console, made: Plan, weights_bytes: int) -> None:

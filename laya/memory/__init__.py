@@ -94,12 +94,19 @@ def plan_file(
 
 
 def plan_before_download(
-    shape: ModelShape, file_bytes: int, weights_type: str, asked: AskedSettings, budget: Budget, *, model_id: str
+    shape: ModelShape,
+    file_bytes: int,
+    weights_type: str,
+    asked: AskedSettings,
+    budget: Budget,
+    *,
+    model_id: str,
+    rates: MachineRates | None = None,
 ) -> Plan:
     """The plan of a file that is not here yet, from its shape and size: an upper bound, marked so."""
     facts = facts_before_download(shape, file_bytes, weights_type)
     model = Model(id=model_id, facts=facts, engine=built_in_engine(), n_cores=Machine().cores())
-    plan = fit(model, asked, budget)
+    plan = fit(model, asked, budget, rates)
     note = "an upper bound: the file is not here, so its tensor table and vocabulary are estimated"
     return msgspec.structs.replace(plan, exact=False, notes=[*plan.notes, note])
 
@@ -115,7 +122,9 @@ def refusal(plan: Plan, budget: Budget) -> InsufficientMemory:
     if plan.suggestions:
         words.append("What fits: " + "; ".join(suggestion.flags for suggestion in plan.suggestions) + ".")
     else:
-        words.append("No setting of it fits: a smaller model or quantization is needed.")
+        words.append(
+            f"No setting of it fits; `laya plan {plan.model}` names smaller models and the card that would do."
+        )
     return InsufficientMemory(
         " ".join(words),
         need_bytes=plan.need_bytes,
