@@ -26,7 +26,9 @@ def _feed_forward_width(load: Load) -> int:
     """Elements of one token at the widest point of a feed-forward layer."""
     shape = load.facts.shape
     used, expert = shape.n_expert_used, shape.n_ff_expert
-    experts = max(3 * used * expert, used * (shape.n_embd + expert), 3 * shape.n_ff_shared)
+    # What experts give is laid where their gates were, if it fits there.
+    given = shape.n_embd if shape.n_embd > 2 * expert else 0
+    experts = max(used * (3 * expert + given), 3 * shape.n_ff_shared)
     dense = {3: 3 * shape.n_ff, 2: shape.n_embd + shape.n_ff}.get(load.facts.n_ff_matrices, 0)
     return beside_feed_forward(shape, _is_rotated(load)) + max(dense, experts)
 

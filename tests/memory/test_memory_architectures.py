@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from described import ALL, UNGATED, Widths, metadata
 from engine_oracle import F16, Q8_0, Allocated, Oracle
+from real_models import MODELS, WITHOUT_DENSE
 
 from laya.memory.buffers import compute
 from laya.memory.caches import kv_by_layer, state_by_layer
@@ -37,6 +38,12 @@ GRAPHS: tuple[tuple[Widths, dict[str, Any]], ...] = (
     (_TALL, {"n_ctx": 16384, "n_seqs": 2, "unified": True}),
     (_TALL, {"n_ctx": 8192, "cache_type": Q8_0}),
     (_TALL, {"n_ctx": 4096, "n_ubatch": 512}),
+)
+REAL: tuple[dict[str, Any], ...] = (
+    {"n_ctx": 8192},
+    {"n_ctx": 32768, "n_seqs": 4},
+    {"n_ctx": 32768, "n_seqs": 4, "unified": True, "cache_type": Q8_0},
+    {"n_ctx": 8192, "n_ubatch": 512},
 )
 MOST_OVER = 1.35
 PRINTED_MIB = 0.01  # the engine's log has two digits
@@ -104,3 +111,17 @@ def test_the_graph_is_never_under_and_little_over_what_the_engine_reserves(archi
         assert load.facts.shape.bound is None
         planned_mib = compute(load) / MIB
         assert found.compute_mib - PRINTED_MIB <= planned_mib <= MOST_OVER * found.compute_mib, (widths, settings)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_that_people_run_are_what_the_engine_lays_out(name: str, oracle: Oracle) -> None:
+    keys = MODELS[name]
+    for settings in REAL:
+        found = oracle.ask(keys, **settings)
+        assert isinstance(found, Allocated), found
+        load = load_of(keys, settings)
+        if name in WITHOUT_DENSE:
+            load = msgspec.structs.replace(load, facts=msgspec.structs.replace(load.facts, n_ff_matrices=0))
+        assert sum(kv_by_layer(load)) / MIB == pytest.approx(found.kv_mib, abs=0.0101), settings
+        assert sum(state_by_layer(load)) / MIB == pytest.approx(found.state_mib, abs=0.0101), settings
+        assert found.compute_mib - PRINTED_MIB <= compute(load) / MIB <= MOST_OVER * found.compute_mib, settings
