@@ -21,7 +21,7 @@ from laya.cli.plan_model import Asking, Subject, cards_of, subject_described, su
 from laya.cli.plan_show import rule_of_thumb, show_alternatives, show_choices, show_devices, show_left, show_verdict
 from laya.cli.plan_speed import show_speed, speed_fields, speed_of
 from laya.cli.plan_table import compare_fields, compared, show_compare, show_table, table_fields
-from laya.cli.plan_vllm import VllmFlags, check_flags, show_vllm_plan
+from laya.cli.plan_vllm import VllmFlags, show_vllm_plan
 from laya.cli.rates import kept_rates
 from laya.config import Config, load_config, parse_engine_flags
 from laya.errors import ConfigError, InsufficientMemory
@@ -84,12 +84,7 @@ def plan(
     cache_type_v: Annotated[str | None, _setting("--cache-type-v", "-ctv")] = None,
 ) -> None:
     """Show what a model would need here, what is chosen for it and why, and how fast it is; nothing is loaded."""
-    flags = VllmFlags(
-        tensor_parallel_size=tensor_parallel_size,
-        pipeline_parallel_size=pipeline_parallel_size,
-        gpu_memory_utilization=gpu_memory_utilization,
-        max_num_batched_tokens=max_num_batched_tokens,
-    )
+    flags = VllmFlags(**{name: context.params[name] for name in VllmFlags.__struct_fields__})
     asked = _Question(
         model=model,
         table=table,

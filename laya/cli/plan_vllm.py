@@ -46,7 +46,7 @@ class VllmFlags(msgspec.Struct, frozen=True, kw_only=True):
         return [word for name, value in self.given().items() for word in (_flag(name), str(value))]
 
 
-def check_flags(flags: VllmFlags) -> None:
+def _check_flags(flags: VllmFlags) -> None:
     """Raise ConfigError naming a flag whose value nothing can be."""
     for name, value in flags.given().items():
         flag = _flag(name)
@@ -62,9 +62,12 @@ def _flag(name: str) -> str:
 
 
 def show_vllm_plan(
-    name: str, asking: Asking, budget: Budget, flags: VllmFlags, kv_cache_dtype: str | None, *, as_json: bool
+    name: str | None, asking: Asking, budget: Budget, flags: VllmFlags, kv_cache_dtype: str | None, *, as_json: bool
 ) -> bool:
     """Print the plan of a model for vLLM. Returns whether it fits. Raises as `plan_vllm`, and for a GGUF model."""
+    if name is None:
+        raise ConfigError("--vllm is of one model: laya plan MODEL --vllm", param="vllm")
+    _check_flags(flags)
     found = _found(name, asking)
     cards = _cards(asking)
     asked, _ = asking.of(name)
