@@ -143,9 +143,6 @@ def _answer(asked: _Question, settings: dict[str, Any], kv_type: str | None) -> 
     budget = Machine().budget(asked.memory_budget if asked.memory_budget is not None else config.memory.budget)
     asking = Asking(config=config, settings=settings, card_bytes=cards_of(asked.gpu_memory))
     if asked.vllm is not None:
-        check_flags(asked.vllm)
-        if asked.model is None:
-            raise ConfigError("--vllm is of one model: laya plan MODEL --vllm", param="vllm")
         fits = show_vllm_plan(asked.model, asking, budget, asked.vllm, kv_type, as_json=asked.as_json)
         return _exit_code(fits)
     if asked.params is not None:
