@@ -15,6 +15,9 @@ EMBEDDINGS = 5
 _BESIDE_FEED_FORWARD = {"cohere2": 6, "cohere2moe": 8, "command-r": 6, "llama4": 7, "plamo": 6, "smallthinker": 7}
 _BESIDE_ATTENTION = {"exaone4": 3, "olmo2": 3}
 _STREAMS = {"gemma3n": 23}  # embeddings of a model that carries several residual streams
+# The engine has no fused attention for these: scores of a batch against all tokens are there, an encoder's among them.
+_UNFUSED = frozenset({"grok", "t5"})
+_ENCODER_DECODER = "t5"
 _DELTA_NETS = frozenset({"qwen35", "qwen35moe", "qwen3next", "qwen4exp"})
 
 
@@ -33,7 +36,7 @@ def beside_attention(shape: ModelShape) -> int:
 def beyond_dense(load: Load) -> int:
     """Elements of one token at the widest point that attention with whole keys and feed-forward do not reach."""
     shape = load.facts.shape
-    return max(_latent(load), _recurrent(load), _per_layer_embedding(shape), _streams(shape))
+    return max(_latent(load), _recurrent(load), _unfused(load), _per_layer_embedding(shape), _streams(shape))
 
 
 def _latent(load: Load) -> int:
@@ -76,6 +79,16 @@ def _mixer(shape: ModelShape, tokens_each: int) -> int:
     if shape.architecture in _DELTA_NETS:
         return 4 * (widths.inner + groups) + 4 * shape.n_embd
     return 8 * widths.inner + 3 * groups + shape.n_embd
+
+
+def _unfused(load: Load) -> int:
+    """Scores of every head; of an encoder-decoder also keys and values of the longest text that could be encoded."""
+    shape = load.facts.shape
+    if shape.architecture not in _UNFUSED:
+        return 0
+    encoded = shape.n_ctx_train if shape.architecture == _ENCODER_DECODER else 0
+    scores = max(shape.n_head, default=0) * (load.settings.slot_tokens + encoded)
+    return scores + -(-7 * encoded * shape.n_embd // (2 * load.settings.n_ubatch)) + 8 * shape.n_embd
 
 
 def _per_layer_embedding(shape: ModelShape) -> int:

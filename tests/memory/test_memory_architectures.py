@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from described import ALL, UNGATED, Widths, metadata
+from described import ALL, BOUNDED, UNGATED, Widths, metadata
 from engine_oracle import F16, Q8_0, Allocated, Oracle
 from real_models import MODELS, WITHOUT_DENSE
 
@@ -111,6 +111,18 @@ def test_the_graph_is_never_under_and_little_over_what_the_engine_reserves(archi
         assert load.facts.shape.bound is None
         planned_mib = compute(load) / MIB
         assert found.compute_mib - PRINTED_MIB <= planned_mib <= MOST_OVER * found.compute_mib, (widths, settings)
+
+
+@pytest.mark.parametrize("architecture", BOUNDED)
+def test_a_graph_that_was_not_measured_is_planned_as_an_upper_bound(architecture: str, oracle: Oracle) -> None:
+    for settings in ({"n_ctx": 2048}, {"n_ctx": 16384, "n_seqs": 2, "unified": True}, {"n_ctx": 4096, "n_ubatch": 512}):
+        keys = metadata(architecture)
+        found = oracle.ask(keys, **settings)
+        assert isinstance(found, Allocated), found
+        load = load_of(keys, settings)
+        assert load.facts.shape.bound is not None
+        assert compute(load) / MIB >= found.compute_mib - PRINTED_MIB, settings
+        assert sum(kv_by_layer(load)) / MIB >= found.kv_mib - PRINTED_MIB, settings
 
 
 @pytest.mark.parametrize("name", MODELS)
