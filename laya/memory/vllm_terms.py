@@ -1,7 +1,7 @@
 """Owns: what vLLM takes on each GPU beside its KV cache: weights, activations at their peak, CUDA graphs, overhead.
 
 Weights are exact where a tensor table was read; the others are bounds whose slopes come from logged runs, rounded up.
-Knows no budget and no KV cache. Sources: vllm/v1/worker and the logs named in docs/memory.md.
+Knows no budget and no KV cache. Sources: vllm/v1/worker and the logs that tests/memory/test_memory_vllm.py names.
 """
 
 from __future__ import annotations
