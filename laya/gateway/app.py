@@ -155,6 +155,7 @@ class Desk:
                     "limit": budget.limit,
                     "reserved_bytes": reserved_bytes,
                 },
+                "ledger": fleet.ledger.snapshot(),
                 "devices": [
                     ram(fleet.machine, budget, reserved_bytes, statuses),
                     *cards(stats.gpus, fleet.ledger, fleet.config.memory.gpu),

@@ -89,7 +89,10 @@ class Loading:
         anyway: what does not fit is promised all the same; its ceiling is what was free.
         """
         plan = await self._plan_with_room(endpoint, file, anyway=anyway)
-        self.ledger.reserve(endpoint.model_id, RAM, plan.need_bytes, overdraw=not plan.fits)
+        for device in plan.devices:
+            if device.device != RAM:  # what is free there was read for this plan
+                self.ledger.set_total(device.device, self.ledger.held(device.device) + device.budget_bytes)
+            self.ledger.reserve(endpoint.model_id, device.device, device.total_bytes, overdraw=not plan.fits)
         if not plan.fits:
             logger.warning(
                 "'%s' is loaded although it needs %s; the ledger is overdrawn by %s",
@@ -104,10 +107,10 @@ class Loading:
             if plan.fits:
                 return plan
             leaving, plan, credited = await self._credited(endpoint, file, budget, plan)
-            if not leaving or not plan.fits:
-                if anyway:
-                    return plan if not leaving else await self.plan(endpoint, file, budget)
+            if not plan.fits and not anyway:
                 raise refusal(plan, credited)
+            if not leaving:
+                return plan
             for idle in leaving:
                 await self._leave(idle)
 
@@ -116,10 +119,11 @@ class Loading:
     ) -> tuple[list[Endpoint], Plan, Budget]:
         """The fewest idle models whose leaving makes it fit, else all of them; the plan and budget with their bytes."""
         leaving: list[Endpoint] = []
+        free_bytes = self.ledger.free(RAM)  # what is overdrawn has to be returned first
         for idle in self._others.leaving_order(endpoint):
             leaving.append(idle)
-            returned = self.ledger.held_by(idle.model_id, RAM)
-            budget = msgspec.structs.replace(budget, bytes=budget.bytes + returned)
+            free_bytes += self.ledger.held_by(idle.model_id, RAM)
+            budget = msgspec.structs.replace(budget, bytes=max(0, free_bytes))
             plan = await self.plan(endpoint, file, budget)
             if plan.fits:
                 break

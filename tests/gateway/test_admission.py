@@ -397,3 +397,22 @@ async def always(check: Any) -> None:
     while True:
         check()
         await asyncio.sleep(0.005)
+
+
+async def test_requests_wait_while_memory_is_short_and_are_told_why_when_they_waited_too_long(tmp_path: Path) -> None:
+    async with front(tmp_path) as gate:
+        fleet = gate.gateway.fleet
+        fleet.set_admitting(False, "3.0 MiB of 1.0 GiB left")
+        first, second = [await gate.client() for _ in range(2)]
+        first.send(chat())
+        await until(lambda: len(gate.endpoint.queue) == 1)
+        gate.sweep(61)
+        answer = await first.answer()
+        assert (answer.status, answer.error["code"]) == (503, "queue_timeout")
+        assert "new requests are held back: 3.0 MiB of 1.0 GiB left" in answer.error["message"]
+        second.send(chat())
+        await until(lambda: len(gate.endpoint.queue) == 1)
+        assert not gate.engine.calls
+        fleet.set_admitting(True)
+        assert (await second.answer()).status == 200
+        assert await gate.settled() == {"refused": 1, "served": 1}
