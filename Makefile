@@ -8,7 +8,7 @@ MODEL  ?= smollm2
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-chaos test-guard-vm browser lint format bench test-native-sanitize clean
+.PHONY: help setup serve test test-chaos test-guard-vm browser lint format bench bench-peers test-native-sanitize clean
 
 help:            ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ format: $(VENV)/.laya-dev
 bench: setup     ## what the router and the gateway cost on this machine
 	@$(BIN)/python tools/benchmark_router.py --requests 10000 --threads 8
 	@$(BIN)/python -m laya.bench.gateway
+
+bench-peers: setup   ## other gateways, each in a venv of its own, for `laya bench gateway --against`
+	@$(BIN)/python -m laya.bench.peers | while read -r name package; do \
+	  test -d build/peers/$$name/bin || { echo " $$name"; $(PYTHON) -m venv build/peers/$$name && \
+	    build/peers/$$name/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$package"; } || exit 1; \
+	done
 
 test-native-sanitize:    ## the native core under ThreadSanitizer and AddressSanitizer
 	@for kind in thread address; do \

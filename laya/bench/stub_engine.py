@@ -65,6 +65,10 @@ def stream_pieces(n_chunks: int) -> list[bytes]:
     return [head + progress, role, *chunks, finish, usage + done]
 
 
+_MODELS = b'{"object":"list","status":"ok","data":[{"id":"stub","object":"model","created":1,"owned_by":"stub"}]}'
+_ALIVE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_MODELS), _MODELS)
+
+
 class StubEngine(asyncio.Protocol):
     """One connection."""
 
@@ -94,6 +98,9 @@ class StubEngine(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._url.endswith(b"input_tokens"):
             self._transport.write(b'HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n{"input_tokens": 9}')
+            return
+        if self._parser.get_method() == b"GET":  # what routers ask of an engine before they send to it
+            self._transport.write(_ALIVE)
             return
         request = _DECODER.decode(self._body)
         if request.stream:

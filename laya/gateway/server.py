@@ -245,6 +245,7 @@ def run(
             for task in tasks:
                 task.cancel()
             await gateway.supervisor.shutdown()
+            gateway.dispatcher.streams.close()
 
     server = Server(uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, lifespan)), gateway)
     server.run(sockets=[sock])
