@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from laya.memory.ggml import kv_cache_type
 from laya.memory.load import Load
-from laya.memory.widths import beside_attention, beside_feed_forward, beyond_dense
+from laya.memory.widths import TWO_MASKS, beside_attention, beside_feed_forward, beyond_dense
 from laya.types import KIB
 
 ROTATED_V = 64  # elements of a value that are rotated together
@@ -51,11 +51,13 @@ def _is_rotated(load: Load) -> bool:
 
 def _masks(load: Load) -> int:
     """f16, a batch by the tokens of one stream: one for layers that see all, one for those that look back a window."""
-    layers, is_encoder = load.facts.shape.layers, not load.facts.shape.is_causal
-    sees_all = is_encoder or any(layer.k and not layer.window for layer in layers)
-    # An encoder has no cache to look at, only the batch.
-    all_tokens = load.settings.n_ubatch if is_encoder else load.settings.slot_tokens if sees_all else 0
-    return 2 * load.settings.n_ubatch * (all_tokens + load.window_cells // load.n_streams)
+    shape, n_ubatch = load.facts.shape, load.settings.n_ubatch
+    if not shape.is_causal:
+        # An encoder has no cache to look at, only the batch.
+        return 2 * n_ubatch * n_ubatch * (2 if shape.architecture in TWO_MASKS else 1)
+    sees_all = any(layer.k and not layer.window for layer in shape.layers)
+    all_tokens = load.settings.slot_tokens if sees_all else 0
+    return 2 * n_ubatch * (all_tokens + load.window_cells // load.n_streams)
 
 
 def _rotations(load: Load) -> int:

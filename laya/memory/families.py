@@ -81,12 +81,13 @@ INDEXED = frozenset({"deepseek32", "glm-dsa"})
 GLM_LONG_CONTEXT = 1 << 20
 
 _DENSE = """
-apertus arcee arctic baichuan bailingmoe bailingmoe2 bert bitnet bloom chatglm codeshell command-r dbrx deci deepseek
-dots1 dream ernie4_5 ernie4_5-moe eurobert exaone falcon gemma glm4 glm4moe gpt2 gptj gptneox granite granitemoe grok
-grovemoe hunyuan-dense hunyuan-moe internlm2 jais jais2 jina-bert-v2 jina-bert-v3 llada llada-moe llama maincoder
-minicpm minimax-m2 mistral3 mpt nemotron neo-bert nomic-bert nomic-bert-moe olmo olmo2 olmoe openelm orion
-pangu-embedded phi2 phi3 phimoe plamo qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe refact rnd1 seed_oss
-smollm3 stablelm starcoder starcoder2 xverse
+apertus arcee arctic baichuan bailingmoe bailingmoe2 bert bitnet bloom chatglm codeshell cogvlm command-r dbrx deci
+deepseek deepseek2-ocr dots1 dream ernie4_5 ernie4_5-moe eurobert exaone falcon gemma glm4 glm4moe gpt2 gptj gptneox
+granite granitemoe grok grovemoe hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 internlm2 jais jais2 jina-bert-v2
+jina-bert-v3 k2-horizon llada llada-moe llama llama-embed maincoder minicpm minimax-m2 mistral3 mpt nanbeige
+nemotron neo-bert nomic-bert nomic-bert-moe olmo olmo2 olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe
+plamo qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe refact rnd1 seed_oss smollm3 stablelm starcoder
+starcoder2 talkie xverse
 """
 DENSE = frozenset(_DENSE.split())
 # Encoders, which llama.cpp gives no cache; another architecture keeps one even with `attention.causal: false`.
@@ -97,13 +98,14 @@ KNOWN = DENSE | LATENT | HYBRID | ENCODERS | frozenset(WINDOWS) | frozenset(RECU
 
 # Architectures whose graph was measured on a CPU: tests hold the compute term of each to what the engine reserves.
 _MEASURED = """
-afmoe arcee arctic baichuan bailingmoe bailingmoe2 bert bitnet bloom chatglm codeshell cohere2 cohere2moe command-r
-dbrx deci deepseek deepseek2 deepseek32 dream ernie4_5 ernie4_5-moe eurobert exaone exaone-moe exaone4 falcon
-falcon-h1 gemma gemma2 gemma3 gemma3n gemma4 glm-dsa glm4 glm4moe gpt-oss gpt2 gptneox granite granite_swa
-granitehybrid granitemoe grovemoe hunyuan-dense hunyuan-moe internlm2 jais jais2 jamba kimi-linear laguna lfm2 lfm2moe
-llada llama llama4 maincoder mamba mamba2 mellum mimo2 minicpm minicpm3 minimax-m2 mistral3 mistral4 mpt nemotron
-nemotron_h neo-bert olmo olmo2 olmoe openelm orion pangu-embedded phi2 phi3 phimoe plamo plamo2 plamo3 qwen2 qwen2moe
-qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe refact rwkv7 seed_oss smallthinker smollm3
-stablelm starcoder starcoder2 step35 xverse
+afmoe arcee arctic baichuan bailingmoe bailingmoe2 bert bitnet bloom chatglm codeshell cogvlm cohere2 cohere2moe
+command-r dbrx deci deepseek deepseek2 deepseek2-ocr deepseek32 dots1 dream ernie4_5 ernie4_5-moe eurobert exaone
+exaone-moe exaone4 falcon falcon-h1 gemma gemma-embedding gemma2 gemma3 gemma3n gemma4 glm-dsa glm4 glm4moe gpt-oss
+gpt2 gptneox granite granite_swa granitehybrid granitemoe grovemoe hunyuan-dense hunyuan-moe hunyuan_vl hy_v3
+internlm2 jais jais2 jamba jina-bert-v3 k2-horizon kimi-linear laguna lfm2 lfm2moe llada llama llama4 maincoder
+mamba mamba2 mellum mimo2 minicpm minicpm3 minimax-m2 mistral3 mistral4 modern-bert mpt nanbeige nemotron nemotron_h
+neo-bert nomic-bert nomic-bert-moe olmo olmo2 olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo
+plamo2 plamo3 qwen2 qwen2moe qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe refact rwkv7
+seed_oss smallthinker smollm3 stablelm starcoder starcoder2 step35 talkie xverse
 """
 MEASURED = frozenset(_MEASURED.split())

@@ -13,7 +13,9 @@ from laya.memory.shape import ModelShape
 # beside feed-forward that runs side by side with attention, fewer beside attention in a block normed at its end.
 EMBEDDINGS = 5
 _BESIDE_FEED_FORWARD = {"cohere2": 6, "cohere2moe": 8, "command-r": 6, "llama4": 7, "plamo": 6, "smallthinker": 7}
-_BESIDE_ATTENTION = {"exaone4": 3, "olmo2": 3}
+_BESIDE_ATTENTION = {"bert": 4, "exaone4": 3, "jina-bert-v3": 4, "nomic-bert": 4, "nomic-bert-moe": 4, "olmo2": 3}
+# Encoders some of whose layers look at a window of the batch: they have a mask for each kind.
+TWO_MASKS = frozenset({"gemma-embedding", "modern-bert"})
 _STREAMS = {"gemma3n": 23}  # embeddings of a model that carries several residual streams
 # The engine has no fused attention for these: scores of a batch against all tokens are there, an encoder's among them.
 _UNFUSED = frozenset({"grok", "t5"})

@@ -25,14 +25,14 @@ def words(text: str) -> tuple[str, ...]:
 
 
 DENSE = words("""
-arcee baichuan bitnet bloom chatglm codeshell command-r deci ernie4_5 exaone falcon gemma glm4 gpt2 gptneox granite
-hunyuan-dense internlm2 jais jais2 llama maincoder minicpm mistral3 mpt nemotron olmo olmo2 openelm orion
-pangu-embedded phi2 phi3 plamo qwen qwen2 qwen2vl qwen3 qwen3vl refact seed_oss smollm3 stablelm starcoder starcoder2
-xverse
+arcee baichuan bitnet bloom chatglm codeshell cogvlm command-r deci ernie4_5 exaone falcon gemma glm4 gpt2 gptneox
+granite hunyuan-dense hunyuan_vl internlm2 jais jais2 k2-horizon llama maincoder minicpm mistral3 mpt nanbeige
+nemotron olmo olmo2 openelm orion paddleocr pangu-embedded phi2 phi3 plamo qwen qwen2 qwen2vl qwen3 qwen3vl refact
+seed_oss smollm3 stablelm starcoder starcoder2 talkie xverse
 """)
 EXPERTS = words("""
-arctic bailingmoe bailingmoe2 dbrx deepseek ernie4_5-moe glm4moe granitemoe grovemoe hunyuan-moe minimax-m2 olmoe
-phimoe qwen2moe qwen3moe qwen3vlmoe
+arctic bailingmoe bailingmoe2 dbrx deepseek deepseek2-ocr dots1 ernie4_5-moe glm4moe granitemoe grovemoe hunyuan-moe
+hy_v3 minimax-m2 olmoe phimoe qwen2moe qwen3moe qwen3vlmoe
 """)
 WINDOWED = words("""
 afmoe cohere2 exaone-moe gemma2 gemma3 gemma3n gpt-oss lfm2 llama4 mellum olmo2 plamo3 smallthinker
@@ -41,13 +41,18 @@ WINDOW_ARRAYS = ["cohere2moe", "gemma4", "granite_swa", "laguna", "mimo2", "step
 RECURRENT = ["falcon-h1", "mamba", "mamba2", "qwen35", "qwen35moe", "qwen3next", "rwkv7"]
 BY_HEADS = ["granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h", "plamo2"]
 LATENT = ["deepseek2", "deepseek32", "glm-dsa", "minicpm3", "mistral4"]
-OTHERS = ["exaone4", "minimax-01", "modern-bert", "neo-bert", "eurobert", "dream", "llada"]
+ENCODERS = words(
+    "bert dream eurobert gemma-embedding jina-bert-v3 llada modern-bert neo-bert nomic-bert nomic-bert-moe"
+)
+OTHERS = ["exaone4", "minimax-01"]
 # What a plan of these says of the graph is an upper bound; the engine has no fused attention for the last two.
-BOUNDED = ["minimax-01", "modern-bert", "qwen", "grok", "t5"]
-ALL = sorted({*DENSE, *EXPERTS, *WINDOWED, *WINDOW_ARRAYS, *RECURRENT, *BY_HEADS, *LATENT, *OTHERS})
+BOUNDED = ["minimax-01", "qwen", "grok", "t5"]
+ALL = sorted({*DENSE, *EXPERTS, *WINDOWED, *WINDOW_ARRAYS, *RECURRENT, *BY_HEADS, *LATENT, *ENCODERS, *OTHERS})
 
 # One KV head for each head: their loaders take no other.
-_WITHOUT_GROUPS = words("bloom falcon gpt2 gptneox minicpm3 modern-bert mpt neo-bert olmo olmoe phi2 plamo refact t5")
+_WITHOUT_GROUPS = words(
+    "bloom deepseek2-ocr dots1 falcon gpt2 gptneox minicpm3 modern-bert mpt neo-bert olmo olmoe phi2 plamo refact t5"
+)
 _COMPRESSED = frozenset({"deepseek2", "deepseek32", "glm-dsa", "kimi-linear", "mistral4"})
 # Their experts are as wide as `feed_forward_length` says.
 _ONE_WIDTH = words("arctic dbrx granitemoe hunyuan-moe minimax-01 minimax-m2 olmoe phimoe")
@@ -58,7 +63,10 @@ minimax-01 mistral4 qwen35moe qwen3next smallthinker step35
 _WITH_EXPERTS = frozenset({*EXPERTS, *_EXPERTS_TOO, "grok"})
 # Feed-forward of two matrices, without a gate.
 UNGATED = frozenset(
-    words("arcee bloom codeshell falcon gpt2 gptneox jais2 mpt nemotron nemotron_h phi2 starcoder starcoder2")
+    words("""
+arcee bert bloom codeshell falcon gpt2 gptneox jais2 jina-bert-v3 mpt nemotron nemotron_h nomic-bert-moe phi2 starcoder
+starcoder2
+""")
 )
 _STATE_SPACE = frozenset(["falcon-h1", "granitehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "plamo2"])
 _DELTA_NET = frozenset(["qwen35", "qwen35moe", "qwen3next"])
@@ -72,14 +80,18 @@ def metadata(architecture: str, widths: Widths = SMALL) -> dict[str, Any]:
     """GGUF keys of a model of N_LAYER layers or so."""
     n_layer = _N_LAYER.get(architecture, N_LAYER)
     keys = _common(n_layer, widths) | _heads(architecture, n_layer, widths) | _mixers(architecture, n_layer, widths)
-    if architecture in {*WINDOWED, *WINDOW_ARRAYS, "exaone4", "modern-bert"}:
+    if architecture in {*WINDOWED, *WINDOW_ARRAYS, "exaone4", "gemma-embedding", "modern-bert"}:
         keys["attention.sliding_window"] = 512
     if architecture in _WITH_EXPERTS:
         keys |= {"expert_count": 8, "expert_used_count": 2, "expert_gating_func": 2, "experts_per_group": 1}
         keys |= {"interleave_moe_layer_step": 2, "expert_group_scale": 1.0}
         keys["expert_feed_forward_length"] = widths.n_ff if architecture in _ONE_WIDTH else widths.n_ff // 2
         keys |= {"expert_shared_count": 1} if architecture != "granitemoe" else {}
-    header = {"general.architecture": architecture, "tokenizer.ggml.model": "no_vocab"}
+    header = {
+        "general.architecture": architecture,
+        "tokenizer.ggml.model": "no_vocab",
+        "tokenizer.ggml.token_type_count": 2,
+    }
     return header | {f"{architecture}.{key}": value for key, value in keys.items()}
 
 
