@@ -16,6 +16,7 @@ from laya.memory.buffers import compute, grammar, model_overhead, output, overhe
 from laya.memory.caches import draft_layers_kv, kv_by_layer, state_by_layer
 from laya.memory.load import Load
 from laya.memory.placement import CPU, group_device
+from laya.memory.weights import INPUT_LAYER
 
 DRAFT_KV_TYPE = "f16"  # llama.cpp keeps a draft model's cache at f16
 GPU_PROCESS_BYTES = 460 << 20  # context and libraries of a process on one GPU: 150-460 MiB are reported
@@ -70,11 +71,9 @@ def graph_buffers(load: Load) -> ByDevice:
     """The graph on each device that has layers; a batch takes weights that stay in host memory to the GPU with it."""
     if not load.gpus:
         return {CPU: compute(load)}
-    on_host = [
-        group.largest_bytes
-        for group in load.facts.groups
-        if group.layer >= 0 and group_device(group, load.layer_devices, load.settings.experts_on_cpu) == CPU
-    ]
+    devices, kept = load.layer_devices, load.settings.experts_on_cpu
+    layers = [group for group in load.facts.groups if group.layer != INPUT_LAYER]
+    on_host = [group.largest_bytes for group in layers if group_device(group, devices, kept) == CPU]
     on_gpu = graph.gpu_compute(load, len(load.gpus)) + max(on_host, default=0)
     host = max(graph.host_compute(load), compute(load) if on_host else 0)
     return {CPU: host, **dict.fromkeys(load.gpus, on_gpu)}
