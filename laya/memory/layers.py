@@ -100,11 +100,6 @@ def windowed(
     )
 
 
-def latent_layers(n_layer: int, kv_lora_rank: int, rope_dims: int) -> tuple[LayerShape, ...]:
-    """Rows of latent attention: one compressed row a token, which holds the values too."""
-    return (LayerShape(n_head_kv=1, head_k=kv_lora_rank + rope_dims),) * n_layer
-
-
 def with_recurrent(
     layers: Sequence[LayerShape], is_recurrent: Sequence[bool], row: LayerShape, *, keeps_attention: bool = False
 ) -> tuple[LayerShape, ...]:
