@@ -75,7 +75,6 @@ def _figures(keys: Keys) -> ModelShape:
         head_dim_k_mla=keys.number("attention.key_length_mla", 0),
         head_dim_v_mla=keys.number("attention.value_length_mla", 0),
         n_index_head=keys.number("attention.indexer.head_count", 0),
-        n_index_top_k=keys.number("attention.indexer.top_k", 0),
         n_layer_nextn=n_nextn,
         recurrent=_recurrent(keys, head_dim_k),
     )

@@ -35,7 +35,6 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     head_dim_k_mla: int = 0  # of latent attention, decompressed
     head_dim_v_mla: int = 0
     n_index_head: int = 0  # of an indexer (DSA)
-    n_index_top_k: int = 0
     n_layer_nextn: int = 0  # layers for multi-token prediction, beyond n_layer: their cache is the draft's
     recurrent: RecurrentShape = RecurrentShape()
     bound: str | None = None  # why the figures are an upper bound; None = they were measured
