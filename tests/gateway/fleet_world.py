@@ -1,4 +1,4 @@
-"""A fleet over engines that hold memory of a machine that is only a number: what is loaded, and what is left, at once."""
+"""A fleet over engines that hold memory of a machine that is only a number: what is loaded, what is left, at once."""
 
 from __future__ import annotations
 
