@@ -6,36 +6,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from kept_rates import keep, some_rates
 
 from laya.cli import doctor_rates, rates
 from laya.errors import EngineFailed
-from laya.memory import Machine
-from laya.memory.rates import BATCHES, MachineRates, hardware_key
-from laya.store import Store
-from laya.types import MIB
-
-
-def some_rates(load: float = 0.0) -> MachineRates:
-    return MachineRates(
-        hardware=hardware_key(Machine()),
-        measured_at=1.8e9,
-        n_threads=4,
-        load=load,
-        matrix_s={"Q4_K": tuple(2e-11 * n for n in BATCHES)},
-        streamed_s={"Q4_K": 4e-11},
-        attention_s={"f16": (4e-10, 1e-10)},
-        deep_s={"f16": 8e-10},
-        reads=((MIB, 40e9), (128 * MIB, 10e9)),
-        reads_all=((MIB, 160e9), (128 * MIB, 51e9)),
-        op_s=1e-7,
-        op_all_s=1e-6,
-        speedup=3.5,
-    )
-
-
-def keep(home: Path, kept: MachineRates) -> None:
-    with Store(home / "laya.db") as store:
-        store.keep_rates(kept.hardware, msgspec.json.encode(kept).decode())
 
 
 def test_nothing_is_kept_where_there_is_no_database_or_another_file(tmp_path: Path) -> None:
