@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 Task = Literal["chat", "embed", "rerank"]
+Priority = Literal["system", "interactive", "default", "bulk"]
 RoutePolicy = Literal[
     "auto", "session", "prefix", "least_tokens", "power_of_two", "weighted", "hash", "round_robin"
 ]  # how a model's endpoint is chosen; the order is the native core's

@@ -13,12 +13,14 @@ import yaml
 
 from laya.config import Config, load_config
 from laya.config.reference import SCHEMA_PATH, example, json_schema, with_key_tables
+from laya.config.routing import RouteRule, RoutingConfig
 from laya.config.schema import ApiKey, MemoryConfig, ModelConfig, SamplingDefaults, ServerConfig
 
 ROOT = Path(__file__).parent.parent
 REWRITE = "run: python -m laya.config.reference"
-STRUCTS = (Config, ServerConfig, MemoryConfig, ModelConfig, ApiKey, SamplingDefaults)
+STRUCTS = (Config, ServerConfig, MemoryConfig, RoutingConfig, ModelConfig, ApiKey, SamplingDefaults)
 KEYS = sorted({name for struct in STRUCTS for name in struct.__struct_fields__})
+RULE_KEYS = RouteRule.__struct_fields__
 
 
 def valid(text: str) -> bool:
@@ -50,7 +52,7 @@ def test_example_file_is_up_to_date_valid_and_the_defaults() -> None:
 def test_docs_are_up_to_date_and_name_every_key() -> None:
     text = (ROOT / "docs" / "config.md").read_text()
     assert text == with_key_tables(text), REWRITE
-    assert [key for key in KEYS if f"| `{key}` |" not in text] == []
+    assert [key for key in [*KEYS, *RULE_KEYS] if f"| `{key}` |" not in text] == []
 
 
 def test_example_names_every_key_with_a_line_about_it() -> None:

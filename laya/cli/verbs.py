@@ -40,6 +40,7 @@ VERBS = {
     "smoke": Verb("smoke", "smoke", is_more=True),
     "bench": Verb("bench", "bench", takes_flags=True, is_more=True),
     "config": Verb("config", "config_app", is_more=True, is_group=True),
+    "route": Verb("route", "route_app", is_more=True, is_group=True),
     "service": Verb("service", "service_app", is_more=True, is_group=True),
 }
 _FLAGS_PASS = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from laya.config.check_routing import check_routing
 from laya.config.document import Document, KeyPath, dotted
 from laya.config.schema import KV_CACHE_DTYPES, Config, ModelSettings
 from laya.errors import nearest
@@ -41,6 +42,7 @@ def check_config(config: Config, document: Document) -> None:
     _check_names(config, document)
     _check_key_names(config, document)
     _check_gpu_numbers(config, document)
+    check_routing(config, document)
 
 
 def _check_pools(config: Config, document: Document) -> None:

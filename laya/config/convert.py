@@ -10,7 +10,8 @@ from msgspec import inspect
 
 from laya.config.document import Document, KeyPath, dotted, shown
 from laya.config.foreign import foreign_key
-from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
+from laya.config.routing import RoutingConfig
+from laya.config.schema import ApiKey, Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
 from laya.config.units import MAX_BYTES, check_budget, parse_bytes, parse_duration, parse_limit
 from laya.errors import ConfigError, nearest
 
@@ -24,7 +25,9 @@ _UNIT_WORDS = {
 }
 _WORDS = {inspect.BoolType: "true or false", inspect.StrType: "text", inspect.NoneType: "null"}
 _EMPTY: dict[type, type] = {inspect.ListType: list, inspect.DictType: dict}
-_SECTIONS = {"server": ServerConfig, "memory": MemoryConfig, "defaults": SamplingDefaults}
+_SECTIONS = {
+    "server": ServerConfig, "memory": MemoryConfig, "routing": RoutingConfig, "defaults": SamplingDefaults,
+}  # fmt: skip
 MAX_NAMED_KEYS = 12
 MAX_INTEGER = 2**32 - 1  # what llama.cpp's context sizes and seeds are held in
 KEY_COMMAND = "`laya config hash-key` prints the entry to put here; the key itself is never kept"
@@ -54,7 +57,8 @@ def _value(annotation: Any, document: Document, path: KeyPath, value: Any) -> An
         if isinstance(kind, inspect.StructType):
             return to_struct(kind.cls, document, path, {} if value is None else value)
         if isinstance(kind, inspect.ListType) and isinstance(kind.item_type, inspect.StructType):
-            return _api_keys(kind.item_type.cls, document, path, value)
+            read = _api_keys if kind.item_type.cls is ApiKey else _list_of
+            return read(kind.item_type.cls, document, path, value)
         if isinstance(kind, inspect.DictType) and isinstance(kind.value_type, inspect.StructType):
             return _entries(kind.value_type.cls, document, path, value)
         if isinstance(kind, inspect.DictType) and _unit(kind.value_type) and isinstance(value, dict):
@@ -83,6 +87,12 @@ def _entries(struct: type[_Struct], document: Document, path: KeyPath, value: An
         name: to_struct(struct, document, (*path, name), {} if entry is None else entry)
         for name, entry in (value or {}).items()
     }
+
+
+def _list_of(struct: type[_Struct], document: Document, path: KeyPath, value: Any) -> list[_Struct]:
+    if value is not None and not isinstance(value, list):
+        raise document.error(path, f"{dotted(path)}: expected a list, got {document.value(path, value)}")
+    return [to_struct(struct, document, (*path, index), entry or {}) for index, entry in enumerate(value or [])]
 
 
 def _api_keys(struct: type[_Struct], document: Document, path: KeyPath, value: Any) -> list[_Struct]:

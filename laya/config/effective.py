@@ -27,6 +27,7 @@ def effective(config: Config, document: Document | None = None) -> dict[str, Any
         "models_dir": config.models_dir,
         "server": msgspec.to_builtins(config.server),
         "memory": {"budget": config.memory.budget or "80%", "gpu": config.memory.gpu, "anyway": config.memory.anyway},
+        "routing": msgspec.to_builtins(config.routing),
         **_settings(config.for_model("")),
         "models": {name: _model(config.for_model(name)) for name in config.models},
     }

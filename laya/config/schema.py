@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from laya.config.routing import RoutingConfig
 from laya.config.units import parse_budget
-from laya.types import MIB, Task
+from laya.types import MIB, RoutePolicy, Task
 
 if TYPE_CHECKING:
     from laya.config.resolve import ResolvedModel
@@ -131,6 +132,10 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replicas: Annotated[
         Count | UnsetType,
         Meta(description="Engines running this model; 1 until placing several is there."),
+    ] = UNSET
+    policy: Annotated[
+        RoutePolicy | UnsetType,
+        Meta(description="How one of the model's engines is chosen; auto = session, prompt, then load."),
     ] = UNSET
     mmap: Annotated[
         bool | UnsetType,
@@ -261,6 +266,9 @@ class Config(ModelSettings, kw_only=True, forbid_unknown_fields=True):
     memory: Annotated[MemoryConfig, Meta(description="How much memory all models together may take.")] = msgspec.field(
         default_factory=MemoryConfig
     )
+    routing: Annotated[
+        RoutingConfig, Meta(description="Which model serves a request, where that is not the one it names.")
+    ] = msgspec.field(default_factory=RoutingConfig)
     models: Annotated[
         dict[str, ModelConfig], Meta(description="Settings of single models, by the name requests use.")
     ] = msgspec.field(default_factory=dict)

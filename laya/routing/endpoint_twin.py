@@ -13,6 +13,7 @@ TRIP_AFTER = 5  # errors in a row that open a breaker
 CLOSED, OPEN, HALF_OPEN, TRIAL = range(4)  # what a breaker lets through: all, nothing, one trial, nothing while it runs
 BREAKER_NAMES = ("closed", "open", "half-open", "half-open, its trial running")
 
+EndpointFields = tuple[bool, int, int, int, int, int, int, int, int, int, int, int, int]
 Rank = tuple[bool, int, int]  # lower is better: has room first, then fewest reserved tokens, then fewest sequences
 
 
@@ -33,6 +34,10 @@ class Endpoint:
     errors: int = 0
     errors_in_row: int = 0
     ttft_us: int = 0
+
+    def fields(self) -> EndpointFields:
+        found: EndpointFields = dataclasses.astuple(self)
+        return found
 
     def is_eligible(self) -> bool:
         return self.ready and self.breaker in (CLOSED, HALF_OPEN)

@@ -37,6 +37,8 @@ class RequestRouter:
         self.route = self._table.route  # what `choose` and `settle` come to, for who knows the fields
         self.settle_route = self._table.settle
         self._models: dict[str, _Model] = {}
+        self._pools: Mapping[str, Sequence[str]] = {}
+        self._routes: dict[str, _Model] = {}  # models, and pools as if they were models
         self._id_of_name: dict[str, str] = {}
         self._in_use: dict[int, str] = {}  # index -> name
         self._removed: set[int] = set()  # indexes that wait for their last request to settle
@@ -73,7 +75,7 @@ class RequestRouter:
         model_id = self._id_of_name.get(model)
         if model_id is None:
             return None
-        known = self._models[model_id]
+        known = self._routes[model_id]
         return explain(
             self._table,
             {endpoint: self._in_use[endpoint] for endpoint in known.endpoints},
@@ -173,6 +175,19 @@ class RequestRouter:
                 changed[model_id] = _Model(tuple(dict.fromkeys([model_id, *aliases])), tuple(endpoints), policy)
             self._publish(changed)
 
+    def set_pools(self, pools: Mapping[str, Sequence[str]]) -> None:
+        """Make names known that stand for several models: their endpoints together, chosen from like those of one.
+
+        A member that is not known, yet or any more, has none. Raises ConfigError for a name that a model has.
+        """
+        with self._changing:
+            was, self._pools = self._pools, dict(pools)
+            try:
+                self._publish(self._models)
+            except ConfigError:
+                self._pools = was
+                raise
+
     def remove_model(self, model_id: str) -> None:
         """Forget a model and its aliases; its endpoints stay. Nothing happens when it is not known."""
         with self._changing:
@@ -184,11 +199,11 @@ class RequestRouter:
         return list(self._models)
 
     def known_names(self) -> list[str]:
-        """Every name that a request may use: ids and aliases."""
+        """Every name that a request may use: ids, aliases and pools."""
         return list(self._id_of_name)
 
     def resolve(self, name: str) -> str | None:
-        """The id of the model that a name or alias stands for, or None."""
+        """The id of the model that a name or alias stands for, a pool's own name, or None."""
         return self._id_of_name.get(name)
 
     def _require_in_use(self, endpoints: Iterable[int]) -> None:
@@ -197,19 +212,32 @@ class RequestRouter:
                 raise ValueError(f"endpoint {endpoint} is not in use; add_endpoint() hands out indexes")
 
     def _publish(self, models: dict[str, _Model]) -> None:
-        id_of_name: dict[str, str] = {}
-        for model_id, model in models.items():
-            for name in model.names:
-                other = id_of_name.setdefault(name, model_id)
-                if other != model_id:
-                    raise ConfigError(
-                        f"the name '{name}' of model '{model_id}' already belongs to model '{other}'; rename one"
-                    )
+        id_of_name = _ids_by_name(models)
+        pools = {}
+        for pool, members in self._pools.items():
+            ids = dict.fromkeys(id_of_name[member] for member in members if member in id_of_name)
+            endpoints = dict.fromkeys(endpoint for model_id in ids for endpoint in models[model_id].endpoints)
+            pools[pool] = _Model((pool,), tuple(endpoints))
+        routes = models | pools
+        for pool in pools.keys() & id_of_name.keys():
+            raise ConfigError(f"the pool '{pool}' has the name of model '{id_of_name[pool]}'; rename one")
         try:
             self._table.publish(
-                (model.names, model.endpoints, POLICIES.index(model.policy)) for model in models.values()
+                (route.names, route.endpoints, POLICIES.index(route.policy)) for route in routes.values()
             )
         except ValueError as error:  # two names with one hash: the only fault left that a user can cause
             raise ConfigError(str(error)) from error
-        self._models = models
-        self._id_of_name = id_of_name
+        self._models, self._routes = models, routes
+        self._id_of_name = id_of_name | {pool: pool for pool in pools}
+
+
+def _ids_by_name(models: dict[str, _Model]) -> dict[str, str]:
+    id_of_name: dict[str, str] = {}
+    for model_id, model in models.items():
+        for name in model.names:
+            other = id_of_name.setdefault(name, model_id)
+            if other != model_id:
+                raise ConfigError(
+                    f"the name '{name}' of model '{model_id}' already belongs to model '{other}'; rename one"
+                )
+    return id_of_name

@@ -23,7 +23,7 @@ from laya.routing.choice_twin import (
     Asked,
     choose,
 )
-from laya.routing.endpoint_twin import MAX_SEQS, MAX_TOKENS, TRIP_AFTER, Endpoint
+from laya.routing.endpoint_twin import MAX_SEQS, MAX_TOKENS, TRIP_AFTER, Endpoint, EndpointFields
 from laya.routing.feature_twin import (
     FEATURE_VERSION,
     hash_bytes,
@@ -159,11 +159,10 @@ class RouteTable:
 
     def settle(self, endpoint: int, n_seqs: int, tokens: int) -> None:
         """Take back what a choice added; counters stop at zero. Raises IndexError for an endpoint out of range."""
-        at = self._at(endpoint)
         require_range("n_seqs", n_seqs, 0, _MOST_SEQS_ASKED)
         require_range("tokens", tokens, 0, MAX_TOKENS)
         with self._lock:
-            at.settle(n_seqs, tokens)
+            self._at(endpoint).settle(n_seqs, tokens)
 
     def reset(self, endpoint: int) -> None:
         """As a fresh one: not ready, no limits, weight 1, a closed breaker, no history. Its load stays."""
@@ -217,11 +216,9 @@ class RouteTable:
         with self._lock:
             self._at(endpoint).first_token(ttft_us)
 
-    def inspect(self, endpoint: int) -> tuple[bool, int, int, int, int, int, int, int, int, int, int, int, int]:
+    def inspect(self, endpoint: int) -> EndpointFields:
         """The fields of `endpoint_twin.Endpoint`, in its order."""
-        found: tuple[bool, int, int, int, int, int, int, int, int, int, int, int, int]
-        found = dataclasses.astuple(self._at(endpoint))
-        return found
+        return self._at(endpoint).fields()
 
     def load(self, endpoint: int) -> tuple[int, int]:
         """(sequences in flight, KV tokens reserved)."""

@@ -1,0 +1,154 @@
+"""Owns: `laya route explain`: which rule takes a request, which engines could serve it, with which scores, and why.
+
+It decides from the configuration, as a server would that has just started: every engine ready and none busy. Results go
+to stdout; faults are raised.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from laya.cli.output import print_json, print_table, shown
+from laya.config import Config, load_config
+from laya.config.check_routing import targets
+from laya.errors import ConfigError, ModelNotPulled
+from laya.models import home_path, resolve
+from laya.routing import Explanation, RequestRouter, prefix_blocks
+from laya.routing.rules import RequestFacts, Rules
+from laya.types import EndpointKind, Priority
+
+route_app = typer.Typer(help="See which model and which engine a request goes to, and why.", no_args_is_help=True)
+_BYTES_PER_TOKEN = 4  # of English text; a server bounds a prompt by what it counts
+_PRIORITIES: tuple[Priority, ...] = ("system", "interactive", "default", "bulk")
+
+
+@route_app.callback()
+def _route() -> None:
+    """See which model and which engine a request goes to, and why."""
+
+
+Model = Annotated[str, typer.Option("--model", "-m", help="The model that the request names; auto = by rules.")]
+Header = Annotated[list[str] | None, typer.Option("--header", "-H", help="x-team: research; may be repeated.")]
+Key = Annotated[str | None, typer.Option("--key", help="Name of the API key.")]
+Kind = Annotated[str, typer.Option("--kind", help="chat, completion, embedding or rerank.")]
+PriorityName = Annotated[str, typer.Option("--priority", help="system, interactive, default or bulk.")]
+Session = Annotated[str | None, typer.Option("--session", help="The session's id.")]
+Prompt = Annotated[str, typer.Option("--prompt", help="The prompt; its beginning counts.")]
+PromptTokens = Annotated[int | None, typer.Option("--prompt-tokens", min=0, help="Its length, instead of --prompt.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Default: ./config.yaml if there is one.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@route_app.command()
+def explain(
+    model: Model,
+    header: Header = None,
+    key: Key = None,
+    kind: Kind = "chat",
+    priority: PriorityName = "default",
+    session: Session = None,
+    prompt: Prompt = "",
+    prompt_tokens: PromptTokens = None,
+    config_file: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Say which rule takes a request, which engines could serve it, and which one does, and why."""
+    config = load_config(config_file, os.environ)
+    facts = RequestFacts(
+        model=model,
+        kind=EndpointKind[_one_of("--kind", kind, [kind.name.lower() for kind in EndpointKind]).upper()],
+        headers=dict(_header(text) for text in header or []),
+        key=key,
+        prompt_tokens=len(prompt) // _BYTES_PER_TOKEN if prompt_tokens is None else prompt_tokens,
+        priority=next(known for known in _PRIORITIES if known == _one_of("--priority", priority, _PRIORITIES)),
+        session=session,
+    )
+    rules = Rules(config.routing)
+    decision = rules.decide(facts)
+    router = _idle_router(config, rules, decision.models)
+    tried = [
+        router.explain(name, session=session, tokens=facts.prompt_tokens, prefix_blocks=prefix_blocks(prompt))
+        for name in decision.models
+    ]
+    if as_json:
+        verdicts = [{"rule": verdict.rule, "misses": verdict.misses} for verdict in rules.verdicts(facts)]
+        print_json({"rule": decision.rule, "verdicts": verdicts, "models": decision.models, "tried": tried})
+        return
+    _print(rules, facts, [explanation for explanation in tried if explanation is not None])
+
+
+def _idle_router(config: Config, rules: Rules, asked: Sequence[str]) -> RequestRouter:
+    """A router that knows the models of the configuration, and those that the request and the rules lead to.
+
+    Raises ModelNotFound for a name that is none of a model.
+    """
+    router = RequestRouter()
+    for name in dict.fromkeys((*config.models, *sorted(targets(config.routing)), *asked)):
+        if router.resolve(name) is not None or name in rules.pools:
+            continue
+        if name not in config.models:
+            with suppress(ModelNotPulled):  # it can be pulled, so it is a model
+                resolve(name, models_dir=Path(config.models_dir), home=home_path())
+        model = config.for_model(name)
+        endpoints = [router.add_endpoint(name=f"{model.id}#{replica}") for replica in range(model.replicas)]
+        for endpoint in endpoints:
+            router.set_capacity(endpoint, model.max_num_seqs or 0, model.kv_pool_tokens or 0)
+        router.set_model(model.id, endpoints, model.aliases, model.policy)
+    router.set_pools(rules.pools)
+    return router
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition(":" if ":" in text else "=")
+    if not separator or not name.strip():
+        raise ConfigError(f"--header {text}: expected a name and a value, such as 'x-team: research'", param="--header")
+    return name.strip().lower(), value.strip()
+
+
+def _one_of(option: str, value: str, known: Any) -> str:
+    if value not in known:
+        raise ConfigError(f"{option} {value}: expected {' or '.join(known)}", param=option)
+    return value
+
+
+def _print(rules: Rules, facts: RequestFacts, tried: list[Explanation]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    verdicts = rules.verdicts(facts)
+    for verdict in verdicts:
+        said = f"no, it asks for {shown(verdict.misses)}" if verdict.misses else "[bold]takes it[/]"
+        console.print(f"rule      {shown(verdict.rule)}: {said}")
+    if not verdicts or verdicts[-1].misses:
+        console.print("rule      none takes it: the model that it names serves it")
+    for at, explanation in enumerate(tried):
+        console.print(f"{'serves' if at == 0 else 'else':<9} {shown(explanation.model)}, policy {explanation.policy}")
+        print_table(console, _table(explanation))
+        chosen = next((candidate for candidate in explanation.candidates if candidate.is_chosen), None)
+        name = shown(chosen.name) if chosen else "none"
+        console.print(f"{'chosen' if at == 0 else 'then':<9} [bold]{name}[/]: {explanation.why}")
+    console.print("[dim]From the configuration, with every engine ready and idle.[/]")
+
+
+def _table(explanation: Explanation) -> Table:
+    table = Table(box=None, pad_edge=True, header_style="dim")
+    for title in ("", "candidate", "may be chosen", "room", "reserved", "weight", "score"):
+        table.add_column(title, no_wrap=True)
+    for candidate in explanation.candidates:
+        table.add_row(
+            "->" if candidate.is_chosen else "",
+            shown(candidate.name),
+            "yes" if candidate.is_eligible else f"no: {candidate.why_not}",
+            "yes" if candidate.has_room else "no",
+            f"{candidate.tokens} tokens, {candidate.n_seqs} sequences",
+            str(candidate.weight),
+            "" if candidate.score is None else f"{candidate.score / 2**64:.4f}",
+        )
+    return table
+

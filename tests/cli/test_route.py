@@ -1,0 +1,82 @@
+"""`laya route explain`: which rule, which engines, which one, and faults in a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from laya.cli.main import main
+
+CONFIG = """
+models:
+  qwen3-8b: {}
+  qwen3-14b: {policy: least_tokens}
+  smollm2-135m: {aliases: [small]}
+routing:
+  pools: {big: [qwen3-8b, qwen3-14b]}
+  rules:
+    - {name: research, model: auto, headers: {x-team: "re*"}, min_prompt_tokens: 8000, to: big, fallbacks: [small]}
+    - {model: auto, to: small}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAYA_HOME", str(tmp_path / "home"))
+    return path
+
+
+def explain(*words: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["route", "explain", *words])
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def test_rule_candidates_scores_and_reason_are_shown(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "auto", "--header", "X-Team: research", "--prompt-tokens", "9000", "--session", "s"]
+    assert explain(*words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "rule      research: takes it"
+    assert lines[1] == "serves    big, policy auto"
+    assert sum("0 tokens, 0 sequences" in line for line in lines) == 3, "two candidates, and one to fall back to"
+    assert any(line.startswith("chosen    qwen3-") and "hashes to" in line for line in lines)
+    assert "else      smollm2-135m, policy auto" in lines
+    assert "then      smollm2-135m#0: it is the only one" in lines
+
+
+def test_json_tells_the_same(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain("--model", "auto", "--config", str(config), "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["rule"] == "rule 2" and told["models"] == ["small"]
+    assert told["verdicts"][0] == {"rule": "research", "misses": "a prompt of 8000 tokens or more"}
+    assert told["tried"][0]["model"] == "smollm2-135m"
+    assert [candidate["name"] for candidate in told["tried"][0]["candidates"]] == ["smollm2-135m#0"]
+
+
+def test_request_without_a_rule_goes_to_its_model(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain("--model", "qwen3-14b") == 0
+    out = capsys.readouterr().out
+    assert "none takes it: the model that it names serves it" in out
+    assert "serves    qwen3-14b, policy least_tokens" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "qwen3-8c"], "The model 'qwen3-8c' does not exist"),
+        (["--model", "auto", "--header", "x-team"], "--header x-team: expected a name and a value"),
+        (["--model", "auto", "--kind", "chats"], "--kind chats: expected chat or completion"),
+        (["--model", "auto", "--priority", "high"], "--priority high: expected system or interactive"),
+    ],
+)
+def test_faults_are_sentences(
+    config: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert explain(*words) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
