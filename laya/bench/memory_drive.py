@@ -8,16 +8,16 @@ Layer: the engine's process, asked directly. Knows no cell, no band and no formu
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
-import psutil
 
+from laya.bench.engine_clock import EngineClock, OtherPrograms
 from laya.engines.log import EngineLog
 from laya.engines.process import EngineProcess
 from laya.engines.settings import EngineSettings
@@ -25,7 +25,8 @@ from laya.errors import EngineFailed
 from laya.types import MIB, EngineAddress, Plan, PlannedSettings
 
 GENERATED_TOKENS = 32
-SHORT_PROMPT_TOKENS = 96  # of each sequence when all are at work: all must start before the first one ends
+SHORT_PROMPT_TOKENS = 96  # of each sequence when all are at work
+ATTEMPTS = 5
 VERBOSITY = 4  # at which llama.cpp says what it allocated
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 REFUSED_TEXT = "\n"  # no JSON string may hold it
@@ -47,7 +48,6 @@ class Speed(msgspec.Struct, kw_only=True):
     short_tokens: int  # kept by each of all sequences, on average, while all were at work
     decode_all_tokens_per_s: float  # all sequences together
     wall_first_token_s: float
-    wall_decode_tokens_per_s: float  # as the engine timed it
     other_cpu_share: float  # of all cores, what other programs took meanwhile
 
 
@@ -153,34 +153,30 @@ class _Load:
 
     def __init__(self, client: httpx.AsyncClient, settings: PlannedSettings, engine: EngineProcess) -> None:
         self.client, self.settings, self.engine = client, settings, engine
-        self.clock = _Clock(engine, settings.n_threads)
+        self.clock = EngineClock(engine, settings.n_threads)
         self.deep_bytes = self.all_bytes = 0
         self.speed: Speed | None = None
 
     async def chat(self) -> None:
-        settings, others = self.settings, _Others(self.engine)
-        deep = await self._complete(0, settings.max_seq_len - GENERATED_TOKENS)
-        _same("depth", deep.depth, settings.max_seq_len)
+        settings, others = self.settings, OtherPrograms(self.engine)
+        n_deep = settings.max_seq_len - GENERATED_TOKENS
+        deep = await self._generate([0], n_deep)
         self.deep_bytes = _peak(self.engine)
-        numbers = range(1, settings.max_num_seqs + 1)
-        n_short = min(SHORT_PROMPT_TOKENS, settings.max_seq_len - GENERATED_TOKENS)
-        short = await asyncio.gather(*(self._complete(number, n_short) for number in numbers))
-        start_s, end_s = max(each.events_s[0] for each in short), min(each.events_s[-1] for each in short)
-        _same("all sequences at work at once", start_s < end_s, True)
-        n_events = sum(start_s < event_s <= end_s for each in short for event_s in each.events_s)
+        n_short = min(SHORT_PROMPT_TOKENS, n_deep)
+        short = await self._generate_together(n_short)
         self.all_bytes = _peak(self.engine)
         other_share = others.share()
+        numbers = range(settings.max_num_seqs)
         await asyncio.gather(*(self._answer_to_schema(number) for number in numbers))
-        first_token_s = deep.events_s[0] - deep.start_s
+        n_decoded = GENERATED_TOKENS - 1  # the first token of an answer comes with its prompt
         self.speed = Speed(
-            prompt_tokens=deep.prompt_tokens,
-            first_token_s=round(first_token_s, 4),
-            prefill_tokens_per_s=round(deep.prompt_tokens / first_token_s, 1),
-            decode_tokens_per_s=round((len(deep.events_s) - 1) / (deep.events_s[-1] - deep.events_s[0]), 2),
+            prompt_tokens=n_deep,
+            first_token_s=round(deep.first_s, 4),
+            prefill_tokens_per_s=round(n_deep / deep.first_s, 1),
+            decode_tokens_per_s=round(n_decoded / deep.rest_s, 2),
             short_tokens=n_short + GENERATED_TOKENS // 2,
-            decode_all_tokens_per_s=round(n_events / (end_s - start_s), 2),
+            decode_all_tokens_per_s=round(n_decoded * settings.max_num_seqs / short.rest_s, 2),
             wall_first_token_s=round(deep.wall_first_s, 4),
-            wall_decode_tokens_per_s=round(deep.engine_decode_per_s, 2),
             other_cpu_share=other_share,
         )
 
@@ -194,30 +190,63 @@ class _Load:
             self.deep_bytes = self.deep_bytes or _peak(self.engine)
         self.all_bytes = _peak(self.engine)
 
-    async def _complete(self, number: int, n_tokens: int) -> _Completion:
+    async def _generate_together(self, n_tokens: int) -> _Generated:
+        """All sequences at work at once, seen in the engine's own list; a client that got no CPU may miss it."""
+        n_seqs = self.settings.max_num_seqs
+        for attempt in range(1, ATTEMPTS + 1):
+            done = await self._generate([attempt * n_seqs + number for number in range(n_seqs)], n_tokens)
+            if done.all_at_work:
+                return done
+        raise EngineFailed(f"{n_seqs} sequences were not seen at work at once in {ATTEMPTS} attempts.")
+
+    async def _generate(self, numbers: Sequence[int], n_tokens: int) -> _Generated:
+        """A prompt in each slot to its first token, then its continuation: between them the engine idles.
+
+        So the clock is read when nothing runs, whenever this process gets to it.
+        """
+        prompts = [_tokens(number, n_tokens) for number in numbers]
+        asked_s, start_s = time.perf_counter(), self.clock.now_s()
+        firsts = await asyncio.gather(*(self._complete(slot, each, 1) for slot, each in enumerate(prompts)))
+        wall_first_s, first_s = time.perf_counter() - asked_s, self.clock.now_s()
+        watch = asyncio.create_task(self._until_at_work(len(prompts)))
+        longer = [prompt + first["tokens"] for prompt, first in zip(prompts, firsts, strict=True)]
+        rests = await asyncio.gather(
+            *(self._complete(slot, each, GENERATED_TOKENS - 1) for slot, each in enumerate(longer))
+        )
+        end_s = self.clock.now_s()
+        for first, rest in zip(firsts, rests, strict=True):
+            _same("tokens of the prompt", first["tokens_evaluated"], n_tokens)
+            _same("depth", rest["tokens_evaluated"] + rest["tokens_predicted"], n_tokens + GENERATED_TOKENS)
+        all_at_work = watch.done()
+        watch.cancel()
+        # A prompt shorter than the model's window is computed again, in the time it took before.
+        again = 1 - sum(rest["timings"]["cache_n"] for rest in rests) / (n_tokens * len(rests))
+        prompts_s = first_s - start_s
+        return _Generated(
+            wall_first_s=wall_first_s,
+            first_s=prompts_s,
+            rest_s=end_s - first_s - again * prompts_s,
+            all_at_work=all_at_work,
+        )
+
+    async def _until_at_work(self, n_seqs: int) -> None:
+        """Until the engine's own list has so many sequences at work at the same time."""
+        while True:
+            slots = (await self.client.get("/slots")).raise_for_status().json()
+            if sum(slot["is_processing"] for slot in slots) >= n_seqs:
+                return
+
+    async def _complete(self, slot: int, prompt: list[int], n_predict: int) -> dict[str, Any]:
         body = {
-            "prompt": _tokens(number, n_tokens),
-            "n_predict": GENERATED_TOKENS,
+            "prompt": prompt,
+            "n_predict": n_predict,
             "ignore_eos": True,
-            "cache_prompt": False,
-            "stream": True,
+            "cache_prompt": n_predict > 1,  # a continuation goes on from what its slot holds
+            "id_slot": slot,
+            "return_tokens": True,
         }
-        asked_s, done = time.perf_counter(), _Completion(start_s=self.clock.now_s())
-        last: dict[str, Any] = {}
-        async with self.client.stream("POST", "/completion", json=body) as response:
-            response.raise_for_status()
-            async for line in response.aiter_lines():
-                if line.startswith("data: "):
-                    done.wall_first_s = done.wall_first_s or time.perf_counter() - asked_s
-                    last = json.loads(line[6:])
-                    if not last.get("stop"):  # the last event only says that it is the last
-                        done.events_s.append(self.clock.now_s())
-        if "timings" not in last:
-            raise EngineFailed(f"The engine broke off an answer: {last}")
-        done.engine_decode_per_s = last["timings"]["predicted_per_second"]
-        done.prompt_tokens, done.depth = last["tokens_evaluated"], last["tokens_evaluated"] + last["tokens_predicted"]
-        _same("tokens of the prompt", done.prompt_tokens, n_tokens)
-        return done
+        answer: dict[str, Any] = (await self.client.post("/completion", json=body)).raise_for_status().json()
+        return answer
 
     async def _answer_to_schema(self, number: int) -> None:
         """An answer held to a schema that pulls the other way at each token, so that all of the vocabulary is tried.
@@ -237,46 +266,15 @@ class _Load:
         _same("an answer that begins as its schema does", text.lstrip().startswith("{"), True)
 
 
-class _Completion(msgspec.Struct):
-    """One answer. Seconds of the engine's clock, except `wall_first_s`, from the request to the first token."""
+class _Generated(msgspec.Struct):
+    """Answers of equal length, one a slot. Seconds of the engine's clock, except `wall_first_s`."""
 
-    start_s: float
-    wall_first_s: float = 0.0
-    events_s: list[float] = []  # when each token came
-    engine_decode_per_s: float = 0.0
-    prompt_tokens: int = 0
-    depth: int = 0  # tokens in the sequence at its end
+    wall_first_s: float
+    first_s: float  # from the requests to the first token of all
+    rest_s: float  # of all tokens after the first
+    all_at_work: bool  # whether all were seen at work at the same time
 
 
 def _tokens(number: int, n_tokens: int) -> list[int]:
     """Token ids, so that the length is exact; `number` makes a prompt share no prefix with another."""
     return [100 + (index * 7919 + number * 104729) % 3000 for index in range(n_tokens)]
-
-
-class _Clock:
-    """The CPU time of an engine with one thread, else the time of the day."""
-
-    def __init__(self, engine: EngineProcess, n_threads: int) -> None:
-        assert engine.pid is not None
-        # Linux: the clock of another process, to the nanosecond; see clock_getcpuclockid(3).
-        self._clock_id = (~engine.pid << 3) | 2 if n_threads == 1 else time.CLOCK_MONOTONIC
-
-    def now_s(self) -> float:
-        return time.clock_gettime(self._clock_id)
-
-
-class _Others:
-    """What other programs take of the CPU while an engine is timed."""
-
-    def __init__(self, engine: EngineProcess) -> None:
-        self._processes = (psutil.Process(engine.pid), psutil.Process())
-        self._start = self._read()
-
-    def _read(self) -> tuple[float, float, float]:
-        times = psutil.cpu_times()
-        own = sum(sum(process.cpu_times()[:2]) for process in self._processes)
-        return sum(times[:8]), times.idle + times.iowait, own  # the first eight do not contain each other
-
-    def share(self) -> float:
-        total, idle, own = (now - then for now, then in zip(self._read(), self._start, strict=True))
-        return round(max(0.0, total - idle - own) / max(total, 0.01), 3)
