@@ -38,7 +38,7 @@ WINDOWED = words("""
 afmoe cohere2 exaone-moe gemma2 gemma3 gemma3n gpt-oss lfm2 llama4 mellum olmo2 plamo3 smallthinker
 """)
 WINDOW_ARRAYS = ["cohere2moe", "gemma4", "granite_swa", "laguna", "mimo2", "step35"]
-RECURRENT = ["falcon-h1", "mamba", "mamba2", "qwen35", "qwen35moe", "qwen3next", "rwkv7"]
+RECURRENT = ["falcon-h1", "mamba", "mamba2", "qwen35", "qwen35moe", "qwen3next", "rwkv7", "arwkv7"]
 BY_HEADS = ["granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h", "plamo2"]
 LATENT = ["deepseek2", "deepseek32", "glm-dsa", "minicpm3", "mistral4"]
 ENCODERS = words(
@@ -46,7 +46,7 @@ ENCODERS = words(
 )
 OTHERS = ["exaone4", "minimax-01"]
 # What a plan of these says of the graph is an upper bound; the engine has no fused attention for the last two.
-BOUNDED = ["minimax-01", "qwen", "grok", "t5"]
+BOUNDED = ["arwkv7", "minimax-01", "qwen", "grok", "t5"]
 ALL = sorted({*DENSE, *EXPERTS, *WINDOWED, *WINDOW_ARRAYS, *RECURRENT, *BY_HEADS, *LATENT, *ENCODERS, *OTHERS})
 
 # One KV head for each head: their loaders take no other.
@@ -163,8 +163,10 @@ def _mixers(architecture: str, n_layer: int, widths: Widths) -> dict[str, Any]:
         }
         return keys | {"ssm.time_step_rank": widths.n_head, "ssm.group_count": 2}
     ranks = ("decay_lora_rank", "iclr_lora_rank", "value_residual_mix_lora_rank", "gate_lora_rank")
+    ranked = {"wkv.head_size": widths.head, **{f"attention.{rank}": 64 for rank in ranks}}
     return {
-        "rwkv7": {"wkv.head_size": widths.head, **{f"attention.{rank}": 64 for rank in ranks}},
+        "arwkv7": ranked | {"token_shift_count": 1},
+        "rwkv7": ranked,
         "lfm2": {"shortconv.l_cache": 3},
         "lfm2moe": {"shortconv.l_cache": 3},
         "kimi-linear": {"kda.head_dim": 128, "ssm.conv_kernel": 4},
