@@ -22,7 +22,7 @@ MakeModels = Callable[..., list[Path]]
 
 P99_S = 0.050
 N_STREAMS = 4
-N_ROUNDS = 6
+N_ROUNDS = 4
 CONFIG = """
 version: 1
 max_seq_len: 2048
