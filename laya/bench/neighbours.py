@@ -24,7 +24,7 @@ from laya.gateway.endpoint import Endpoint
 from laya.gateway.server import Gateway
 from laya.types import ModelFile
 
-N_TOKENS = 64
+N_TOKENS = 48
 ANSWER_S = 120.0
 N_ROUNDS = 3
 PROMPT = "Once upon a time there was a small engine that"
