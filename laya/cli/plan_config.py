@@ -111,7 +111,8 @@ def _show_meetings(console: Console, name: str, whole: WholePlan) -> None:
         if meeting.asked != name:
             continue
         if meeting.outcome == "smaller":
-            parts.setdefault(f"at {meeting.max_num_seqs} x {meeting.max_seq_len} beside", []).append(meeting.loaded)
+            smaller = f"{meeting.max_num_seqs} x {meeting.max_seq_len} {meeting.kv_cache_dtype}"
+            parts.setdefault(f"at {smaller} beside", []).append(meeting.loaded)
         else:
             parts.setdefault(_WORDS[meeting.outcome], []).append(meeting.loaded)
     if parts:

@@ -26,6 +26,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["beside", "smaller", "unloads", "refused"]
     max_num_seqs: int | None = None  # of the asked model, where it has to be smaller
     max_seq_len: int | None = None
+    kv_cache_dtype: str | None = None
 
 
 def coexisting(needs: Mapping[str, int], budget_bytes: int) -> list[tuple[str, ...]]:
@@ -70,4 +71,5 @@ def _meeting(
         outcome="smaller",
         max_num_seqs=settings.max_num_seqs,
         max_seq_len=settings.max_seq_len,
+        kv_cache_dtype=settings.kv_cache_dtype,
     )
