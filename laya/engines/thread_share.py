@@ -11,11 +11,11 @@ import ctypes
 import mmap
 import os
 import struct
-from pathlib import Path
 
 import laya
 
-LIBRARY = Path(laya.__file__).parent / "_threads.so"
+# An engine imports this, and what it imports is in its plan: no pathlib.
+LIBRARY = os.path.join(os.path.dirname(laya.__file__), "_threads.so")
 CELL = struct.Struct("=I")
 _kept: list[object] = []  # mappings that native code points into
 
@@ -40,12 +40,12 @@ class ThreadShare:
 
 def can_follow() -> bool:
     """Whether the built-in engine can change its threads while it runs."""
-    return LIBRARY.exists()
+    return os.path.exists(LIBRARY)
 
 
 def follow(path: str) -> None:
     """The engine's end, before llama.cpp is loaded into this process. Raises OSError."""
-    library = ctypes.CDLL(str(LIBRARY), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)
     with open(path, "r+b") as file:
         cell = mmap.mmap(file.fileno(), CELL.size)
     shared = ctypes.c_uint32.from_buffer(cell)

@@ -182,6 +182,8 @@ class Desk:
 
     async def unload(self, request: Request) -> Response:
         endpoint = self._fleet.find(request.path_params["model_id"])
+        if endpoint.pool is not None:
+            self._stats.count_unload(endpoint.model_id, "requested")
         await self._fleet.unload(endpoint)
         return await self._shown(endpoint)
 
