@@ -2,6 +2,7 @@
 //
 // Lines that must hold whatever the schedule: a choice is always one of the model's endpoints, an endpoint that was
 // ineligible before the choosing began is never chosen, counters return to zero, old generations are freed.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -140,6 +141,86 @@ void test_threads_choose_while_a_writer_publishes(std::uint32_t n_requests) {
     require(table.n_generations() == 1, "without readers only the current generation is left");
 }
 
+// One half-open endpoint beside a sound one: however many threads ask, each opening lets exactly one trial through.
+void test_half_open_gives_one_trial(std::uint32_t n_rounds) {
+    RouteTable table(2, 4096, 1024);
+    table.publish({{{"m"}, {0, 1}, laya::Policy::LEAST_TOKENS}});
+    table.set_eligible(0, true);
+    table.set_eligible(1, true);
+    table.endpoint(1).reserve(1, 1 << 20);  // so that endpoint 0 is the one that all want
+    for (std::uint32_t round = 0; round < n_rounds; ++round) {
+        require(table.endpoint(0).failed(1) && !table.endpoint(0).failed(1), "a breaker opens once");
+        require(table.choose(feature("m", 0, 1), 1) == 1, "an open endpoint is not chosen");
+        table.settle(1, 1, 1);
+        require(table.endpoint(0).half_open(), "an open breaker can be half opened");
+        std::atomic<std::uint32_t> n_trials{0};
+        std::vector<std::thread> threads;
+        for (int thread = 0; thread < 4; ++thread) {
+            threads.emplace_back([&] {
+                for (int i = 0; i < 8; ++i) {
+                    const std::int32_t chosen = table.choose(feature("m", laya::mix64(i), 1), 1);
+                    n_trials.fetch_add(chosen == 0 ? 1 : 0);
+                    table.settle(static_cast<std::uint32_t>(chosen), 1, 1);
+                }
+            });
+        }
+        for (std::thread& thread : threads) {
+            thread.join();
+        }
+        require(n_trials.load() == 1, "exactly one trial");
+        table.endpoint(0).served();
+    }
+    require(table.load(0).n_seqs == 0 && table.load(1).n_seqs == 1, "nothing is left of them");
+}
+
+// Every policy under threads while endpoints fail and come back, with prompts.
+void test_policies_under_threads(std::uint32_t n_requests) {
+    constexpr std::uint32_t N = 24;
+    RouteTable table(N, 4096, 1024, 4096);
+    std::vector<ModelRoute> routes;
+    for (std::uint8_t policy = 0; policy < laya::N_POLICIES; ++policy) {
+        for (const std::uint32_t n : {3u, N}) {
+            ModelRoute route{{std::to_string(policy) + "/" + std::to_string(n)}, {}, static_cast<laya::Policy>(policy)};
+            for (std::uint32_t endpoint = 0; endpoint < n; ++endpoint) {
+                route.endpoints.push_back(endpoint);
+            }
+            routes.push_back(route);
+        }
+    }
+    table.publish(routes);
+    for (std::uint32_t endpoint = 1; endpoint < N; ++endpoint) {
+        table.set_eligible(endpoint, true);
+    }
+    const std::string text(3000, 'x');
+    laya::PrefixBlocks blocks;
+    const std::size_t n_blocks = laya::hash_prefix(text, blocks);
+    std::vector<std::thread> threads;
+    for (std::uint32_t thread = 0; thread < 4; ++thread) {
+        threads.emplace_back([&, thread] {
+            for (std::uint32_t i = 0; i < n_requests; ++i) {
+                const ModelRoute& route = routes[(i + thread) % routes.size()];
+                const RouteTable::Blocks prompt(blocks.data(), (i * 7 + thread) % n_blocks);
+                const std::int32_t chosen =
+                    table.route(route.names[0], feature("", i % 3 ? 0 : laya::mix64(i % 64), 32), 1, prompt);
+                require(chosen == laya::NO_ENDPOINT || chosen > 0, "an endpoint that is never ready is never chosen");
+                if (chosen >= 0) {
+                    laya::Endpoint& at = table.endpoint(static_cast<std::uint32_t>(chosen));
+                    at.first_token(i % 5000);
+                    i % 5 == 0 ? static_cast<void>(at.failed(2)) : i % 7 == 0 ? at.dropped() : at.served();
+                    table.settle(static_cast<std::uint32_t>(chosen), 1, 32);
+                }
+                table.endpoint(i % N).half_open();
+            }
+        });
+    }
+    for (std::thread& thread : threads) {
+        thread.join();
+    }
+    for (std::uint32_t endpoint = 0; endpoint < N; ++endpoint) {
+        require(table.load(endpoint).n_seqs == 0 && table.load(endpoint).tokens == 0, "counters return to zero");
+    }
+}
+
 void test_bench_checks_its_answers(std::size_t n_requests) {
     RouteTable table(4, 4096, 1 << 20);
     table.publish({{{"a"}, {0, 1}}, {{"b"}, {2, 3}}});
@@ -153,14 +234,50 @@ void test_bench_checks_its_answers(std::size_t n_requests) {
     require(laya::bench_choose(table, load, 4, n_requests).n_wrong == n_requests, "wrong answers are counted");
 }
 
+// For counting instructions: `test_route_table count N MODELS ENDPOINTS` chooses and settles N times, uniformly over the
+// models; two N apart by a million differ by what a million of them take.
+int count(std::uint32_t n_requests, std::uint32_t n_models, std::uint32_t n_endpoints) {
+    RouteTable table(n_endpoints, 1 << 20, 8192);
+    std::vector<ModelRoute> routes;
+    std::vector<RequestFeature> features;
+    for (std::uint32_t i = 0; i < n_models; ++i) {
+        ModelRoute route{{"model-" + std::to_string(i)}, {}};
+        for (std::uint32_t each = 0; each < std::max(1u, n_endpoints / n_models); ++each) {
+            route.endpoints.push_back((i * std::max(1u, n_endpoints / n_models) + each) % n_endpoints);
+        }
+        features.push_back(feature(route.names[0], laya::mix64(i % 1000 + 1), 128));
+        routes.push_back(std::move(route));
+    }
+    table.publish(routes);
+    for (std::uint32_t endpoint = 0; endpoint < n_endpoints; ++endpoint) {
+        table.set_eligible(endpoint, true);
+    }
+    for (const RequestFeature& asked : features) {  // every session has its endpoint before anything is counted
+        table.settle(static_cast<std::uint32_t>(table.choose(asked, 1)), 1, 128);
+    }
+    std::uint32_t at = 0;
+    for (std::uint32_t i = 0; i < n_requests; ++i) {
+        at = (at + 7919) % n_models;
+        table.settle(static_cast<std::uint32_t>(table.choose(features[at], 1)), 1, 128);
+    }
+    return table.load(0).n_seqs == 0 ? 0 : 1;
+}
+
+std::uint32_t number(const char* text) { return static_cast<std::uint32_t>(std::atoi(text)); }
+
 }  // namespace
 
 int main(int argc, char** argv) {
-    const std::uint32_t n_requests = argc > 1 ? static_cast<std::uint32_t>(std::atoi(argv[1])) : 20000;
+    if (argc == 5 && std::string(argv[1]) == "count") {
+        return count(number(argv[2]), number(argv[3]), number(argv[4]));
+    }
+    const std::uint32_t n_requests = argc > 1 ? number(argv[1]) : 20000;
     test_features_keep_their_fields();
     test_publish_refuses_and_keeps_the_old_set();
     test_counters_saturate_and_never_pass_zero();
     test_threads_choose_while_a_writer_publishes(n_requests);
+    test_half_open_gives_one_trial(n_requests / 200);
+    test_policies_under_threads(n_requests);
     test_bench_checks_its_answers(n_requests);
     std::puts("ok");
     return 0;
