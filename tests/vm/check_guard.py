@@ -87,7 +87,9 @@ def check(label: str, folder: Path, program: tuple[str, ...], expected_parent: s
         assert values["memory.oom.group"] == "1"
         assert ask(server, LOOKED_AT).status_code == 200
         swapped = key_value(Path("/proc/vmstat"), "pswpout")
-        told = ask(server, "liar")
+        end_s = time.monotonic() + PATIENCE_S
+        while (told := ask(server, "liar")).status_code == 200:  # a slow guest takes its time to be greedy
+            assert time.monotonic() < end_s, "it was not stopped"
         error = told.json()["error"]
         swapped = key_value(Path("/proc/vmstat"), "pswpout") - swapped
         print(f"  liar: {told.status_code} {error['message']} {swapped} pages were swapped out meanwhile")
@@ -97,7 +99,7 @@ def check(label: str, folder: Path, program: tuple[str, ...], expected_parent: s
         assert ask(server, "honest").status_code == 200
         events = httpx.get(f"{server.url}/admin/events", trust_env=False).json()["events"]
         print("  events:", json.dumps([event["kind"] for event in events]), flush=True)
-        assert [event["model"] for event in events if event["kind"] == "memory_limit"] == ["liar"]
+        assert {event["model"] for event in events if event["kind"] == "memory_limit"} == {"liar"}
     except AssertionError:
         print("".join(server.said))
         raise
@@ -121,8 +123,8 @@ def main() -> None:
         own.mkdir()
         enter = ("sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(own), *PROGRAM)
         start_s = time.monotonic()
-        check("cgroup v2, a group of our own", folder, enter, "/alone")
         check("systemd, a scope on request", folder, PROGRAM, ".scope")
+        check("cgroup v2, a group of our own", folder, enter, "/alone")
         print(f"  {time.monotonic() - start_s:.0f} s", flush=True)
     print("guard in the guest: passed", flush=True)
 
