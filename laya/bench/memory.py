@@ -23,7 +23,7 @@ from laya.bench.generated_models import generated
 from laya.bench.hardware import hardware
 from laya.bench.memory_drive import drive
 from laya.bench.memory_speed import judge, share_within
-from laya.errors import EngineFailed
+from laya.errors import ConfigError, EngineFailed
 from laya.memory import Machine, plan_file
 from laya.memory.rates import MachineRates
 from laya.models import resolve
@@ -99,13 +99,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="only the JSON line on stdout, the rest on stderr")
     options = parser.parse_args(argv)
     console = Console(stderr=options.json, highlight=False)
+    cells = [cell for cell in CELLS if options.only in cell.words]
+    if not cells:
+        raise ConfigError(f"No cell's words hold {options.only!r}; they read like {CELLS[0].words!r}.", param="only")
     started = time.monotonic()
-    rates = _machine_rates()
-    rows = []
-    for cell in CELLS:
-        if options.only in cell.words:
-            rows.append(measure_cell(cell, model_path(cell.model), options.n_threads, rates))
-            console.print(_line(rows[-1]), soft_wrap=True)
+    rates, rows = _machine_rates(), []
+    for cell in cells:
+        rows.append(measure_cell(cell, model_path(cell.model), options.n_threads, rates))
+        console.print(_line(rows[-1]), soft_wrap=True)
     report = {"bench": "memory", "hardware": hardware(), "rates": rates, **summary(rows), "cells": rows}
     report["seconds"] = round(time.monotonic() - started, 1)
     print(msgspec.json.encode(report).decode())

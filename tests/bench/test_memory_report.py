@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from laya.bench.generated_models import SHAPES
-from laya.bench.memory import CELLS, SMOLLM2, in_band, summary
+from laya.bench.memory import CELLS, SMOLLM2, in_band, main, summary
+from laya.errors import ConfigError
 from laya.types import MIB
 
 
@@ -44,3 +45,8 @@ def test_cells_cover_what_the_bench_promises() -> None:
     assert {each.max_num_seqs for each in asked} == {1, 2, 4, 8}
     assert {each.kv_cache_dtype for each in asked} == {"f16", "q8_0"}
     assert {each.mmap for each in asked} == {True, False}
+
+
+def test_words_that_no_cell_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match="gemma9"):
+        main(["--only", "gemma9"])
