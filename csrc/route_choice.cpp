@@ -146,9 +146,10 @@ RouteTable::Pick RouteTable::pick_near(const Asked& asked, std::int32_t session_
     }
     bool is_released = false;
     if (session_home >= 0 && is_member(asked.endpoints, asked.n, session_home)) {
-        if (rank(session_home, asked) == INELIGIBLE) {
+        const std::uint64_t home_rank = rank(session_home, asked);
+        if (home_rank == INELIGIBLE) {
             picked.is_home_kept = false;
-        } else if (is_within_window(session_home, survey, asked, MAX_TOKENS)) {
+        } else if (is_within_window(session_home, home_rank, survey, MAX_TOKENS)) {
             picked.endpoint = session_home;
             return picked;
         } else {
@@ -160,7 +161,7 @@ RouteTable::Pick RouteTable::pick_near(const Asked& asked, std::int32_t session_
         const bool is_most_of_it = homes.prefix_blocks > 0 && 2 * BLOCK_ENDS[homes.prefix_blocks - 1] >=
                                                                   BLOCK_ENDS[asked.blocks.size() - 1];
         if (is_most_of_it && is_member(asked.endpoints, asked.n, homes.prefix) &&
-            is_within_window(homes.prefix, survey, asked,
+            is_within_window(homes.prefix, rank(homes.prefix, asked), survey,
                              BLOCK_ENDS[homes.prefix_blocks - 1] / BYTES_PER_TOKEN)) {
             picked.endpoint = homes.prefix;
             return picked;
@@ -183,9 +184,8 @@ std::uint64_t RouteTable::rank(std::int32_t endpoint, const Asked& asked) const 
 }
 
 // A home may be ahead of the least loaded by its window, and by no more tokens than staying there saves.
-bool RouteTable::is_within_window(std::int32_t home, const Survey& survey, const Asked& asked,
+bool RouteTable::is_within_window(std::int32_t home, std::uint64_t home_rank, const Survey& survey,
                                   std::uint64_t saved_tokens) const noexcept {
-    const std::uint64_t home_rank = rank(home, asked);
     const std::uint64_t window =
         std::min(endpoints_[home].window_tokens.load(std::memory_order_relaxed), saved_tokens);
     return home_rank != INELIGIBLE && has_equal_room(home_rank, survey.least_rank) &&

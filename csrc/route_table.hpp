@@ -128,7 +128,7 @@ class RouteTable {
     Survey survey_two(const Asked& asked, std::uint64_t draw) const noexcept;
     std::int32_t highest_score(const Asked& asked, bool needs_room) const noexcept;
     std::uint64_t rank(std::int32_t endpoint, const Asked& asked) const noexcept;
-    bool is_within_window(std::int32_t home, const Survey& survey, const Asked& asked,
+    bool is_within_window(std::int32_t home, std::uint64_t home_rank, const Survey& survey,
                           std::uint64_t saved_tokens) const noexcept;
     std::uint64_t next_draw() noexcept;
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from laya.config import load_config
+from laya.config.routing import RouteRule, RoutingConfig
 from laya.errors import ConfigError, InvalidRequest
 from laya.routing import RequestRouter
 from laya.routing.rules import Decision, RequestFacts, Rules
@@ -152,3 +157,58 @@ def test_pool_with_the_name_of_a_model_is_refused(table_type: Any) -> None:
     with pytest.raises(ConfigError, match="the pool 'p' has the name of model 'p'"):
         router.set_model("p", [])
     assert router.known_names() == ["a", "p"]
+
+
+# ---------------------------------------------------------------------------------------------- compiled as written
+
+NAMES = ["auto", "a", "ab", "b-1", "b-2"]
+PATTERNS = ["auto", "a", "a*", "b-?", "*"]
+rule_structs = st.builds(
+    RouteRule,
+    model=st.lists(st.sampled_from(PATTERNS), max_size=2),
+    headers=st.dictionaries(st.sampled_from(["X-A", "x-b"]), st.sampled_from(["1", "*", "2?"]), max_size=2),
+    key=st.lists(st.sampled_from(["k1", "k2"]), max_size=1),
+    kind=st.lists(st.sampled_from(["chat", "rerank"]), max_size=2),
+    min_prompt_tokens=st.none() | st.integers(0, 20),
+    max_prompt_tokens=st.none() | st.integers(0, 20),
+    priority=st.lists(st.sampled_from(["bulk", "default"]), max_size=1),
+    to=st.sampled_from(["m1", "m2"]),
+    fallbacks=st.lists(st.sampled_from(["m1", "m3"]), max_size=2),
+)
+request_facts = st.builds(
+    RequestFacts,
+    model=st.sampled_from(NAMES),
+    kind=st.sampled_from(list(EndpointKind)),
+    headers=st.dictionaries(st.sampled_from(["x-a", "x-b"]), st.sampled_from(["", "1", "21"]), max_size=2),
+    key=st.sampled_from([None, "k1", "k2"]),
+    prompt_tokens=st.integers(0, 22),
+    priority=st.sampled_from(["system", "bulk", "default"]),
+)
+
+
+def meets(rule: RouteRule, facts: RequestFacts) -> bool:
+    """What a rule says, read word by word."""
+    return (
+        (not rule.model or any(fnmatchcase(facts.model, pattern) for pattern in rule.model))
+        and all(fnmatchcase(facts.headers.get(name.lower(), "\0"), value) for name, value in rule.headers.items()
+                if name.lower() in facts.headers)
+        and all(name.lower() in facts.headers for name in rule.headers)
+        and (not rule.key or facts.key in rule.key)
+        and (not rule.kind or facts.kind.name.lower() in rule.kind)
+        and (not rule.priority or facts.priority in rule.priority)
+        and (rule.min_prompt_tokens is None or facts.prompt_tokens >= rule.min_prompt_tokens)
+        and (rule.max_prompt_tokens is None or facts.prompt_tokens <= rule.max_prompt_tokens)
+    )  # fmt: skip
+
+
+@given(st.lists(rule_structs, max_size=5), st.lists(request_facts, max_size=8))
+def test_compiled_rules_decide_as_they_are_written(written: list[RouteRule], asked: list[RequestFacts]) -> None:
+    rules = Rules(RoutingConfig(rules=written))
+    for facts in asked:
+        rule = next((rule for rule in written if meets(rule, facts)), None)
+        if rule is None:
+            with pytest.raises(InvalidRequest) if facts.model == "auto" and written else nullcontext():
+                assert rules.decide(facts) == Decision((facts.model,))
+        else:
+            assert rules.decide(facts).models == tuple(dict.fromkeys([rule.to, *rule.fallbacks]))
+            assert rules.verdicts(facts)[-1].misses == ""
