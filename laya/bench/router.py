@@ -20,7 +20,7 @@ from typing import Any, Literal
 from laya.bench.hardware import hardware
 from laya.bench.router_report import print_report
 from laya.routing import NATIVE, WHY_NOT_NATIVE, RequestRouter, RouteTable
-from laya.routing.table import COMPILER, FLAG_STREAMING, hash_name, pack_feature
+from laya.routing.table import COMPILER, FLAG_STREAMING, hash_name, pack_feature, prefix_blocks
 from laya.types import EndpointKind
 
 Layer = Literal["native", "python", "all"]
@@ -34,13 +34,17 @@ WARM_UP_REQUESTS = 2000
 
 @dataclasses.dataclass(frozen=True)
 class RouterLoad:
-    """What is asked. Models share the endpoints evenly; sessions = 0 asks without a session."""
+    """What is asked. Models share the endpoints evenly; sessions = 0 asks without a session.
+
+    prompt_bytes: of each request's prompt, hashed and routed by as well; the python layer only, 0 = no prompt.
+    """
 
     requests: int = 10_000
     threads: int = 8
     models: int = 10
     endpoints: int = 30
     sessions: int = 1000
+    prompt_bytes: int = 0
 
     def endpoints_of(self, model: int) -> range:
         """The endpoints of a model: the only right answers to a request for it."""
@@ -58,6 +62,7 @@ class Question:
     model: str
     session: str | None
     answers: range
+    prompt: str = ""
 
 
 def questions(load: RouterLoad) -> list[Question]:
@@ -67,7 +72,8 @@ def questions(load: RouterLoad) -> list[Question]:
     for i in range(max(load.sessions, load.models)):
         model = i if i < load.models else dice.randrange(load.models)
         session = f"session-{i % load.sessions}" if load.sessions else None
-        found.append(Question(f"model-{model}", session, load.endpoints_of(model)))
+        prompt = f"{session or i} ".ljust(load.prompt_bytes, "x")[: load.prompt_bytes]
+        found.append(Question(f"model-{model}", session, load.endpoints_of(model), prompt))
     dice.shuffle(found)
     return found
 
@@ -173,7 +179,12 @@ class _PythonThread:
 def _ask(router: RequestRouter, question: Question) -> tuple[int, int]:
     began_ns = time.perf_counter_ns()
     endpoint = router.choose(
-        question.model, session=question.session, kind=EndpointKind.CHAT, streaming=True, tokens=TOKENS
+        question.model,
+        session=question.session,
+        kind=EndpointKind.CHAT,
+        streaming=True,
+        tokens=TOKENS,
+        prefix_blocks=prefix_blocks(question.prompt) if question.prompt else b"",
     )
     took_ns = time.perf_counter_ns() - began_ns
     if endpoint >= 0:
@@ -237,6 +248,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         "--endpoints", type=_up_to(65_536), metavar="N", help="default: 3 for each model, 10000 at most"
     )
     parser.add_argument("--sessions", type=_up_to(10_000_000, least=0), default=1000, metavar="N", help="live sessions")
+    parser.add_argument(
+        "--prompt-bytes", type=_up_to(1 << 20, least=0), default=0, metavar="N", help="of a prompt; layer python only"
+    )
     parser.add_argument("--layer", choices=["native", "python", "all"], default="all")
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the table")
     return parser.parse_args(argv)
@@ -251,6 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         models=args.models,
         endpoints=args.endpoints or min(3 * args.models, 10_000),
         sessions=args.sessions,
+        prompt_bytes=args.prompt_bytes,
     )
     if not NATIVE:
         print(

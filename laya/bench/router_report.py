@@ -24,6 +24,7 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
     console.print(
         f"load      {load['requests']:,} requests, {load['threads']} threads, {load['models']:,} models, "
         f"{load['endpoints']:,} endpoints, {load['sessions']:,} sessions"
+        + (f", prompts of {load['prompt_bytes']:,} bytes in the python layer" if load["prompt_bytes"] else "")
     )
     versions = f"Python {machine['python']}, Laya {machine['laya']}, {machine['compiler'] or 'no native core'}"
     console.print(

@@ -40,7 +40,8 @@ def test_tool_ends_with_one_json_line() -> None:
         assert layer["wrong"] == 0
         assert all(layer[figure] > 0 for figure in FIGURES)
         assert layer["p50_us"] <= layer["p99_us"] <= layer["p999_us"] <= layer["max_us"]
-    assert report["load"] == {"requests": 2000, "threads": 3, "models": 10, "endpoints": 30, "sessions": 1000}
+    shape = {"models": 10, "endpoints": 30, "sessions": 1000, "prompt_bytes": 0}
+    assert report["load"] == {"requests": 2000, "threads": 3} | shape
     assert {"cpu", "cores", "python", "laya", "compiler"} <= set(report["hardware"])
 
 
@@ -63,6 +64,7 @@ def test_tool_refuses_wrong_options_in_a_sentence() -> None:
     [
         bench.RouterLoad(requests=900, threads=4, models=50, endpoints=7, sessions=0),
         bench.RouterLoad(requests=900, threads=1, models=1, endpoints=20, sessions=300),
+        bench.RouterLoad(requests=900, threads=2, models=3, endpoints=9, sessions=0, prompt_bytes=700),
     ],
 )
 def test_bench_checks_every_answer(load: bench.RouterLoad, monkeypatch: pytest.MonkeyPatch) -> None:
