@@ -47,8 +47,7 @@ def whole_answer(model: str = "stub") -> bytes:
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         "usage": _USAGE,
     }
-    data = _ENCODER.encode(body)
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
+    return _json(_ENCODER.encode(body))
 
 
 def stream_pieces(n_chunks: int) -> list[bytes]:
@@ -65,8 +64,13 @@ def stream_pieces(n_chunks: int) -> list[bytes]:
     return [head + progress, role, *chunks, finish, usage + done]
 
 
+def _json(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+_COUNT = _json(b'{"input_tokens": 9}')
 _MODELS = b'{"object":"list","status":"ok","data":[{"id":"stub","object":"model","created":1,"owned_by":"stub"}]}'
-_ALIVE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_MODELS), _MODELS)
+_ALIVE = _json(_MODELS)
 
 
 class StubEngine(asyncio.Protocol):
@@ -97,7 +101,7 @@ class StubEngine(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._url.endswith(b"input_tokens"):
-            self._transport.write(b'HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n{"input_tokens": 9}')
+            self._transport.write(_COUNT)
             return
         if self._parser.get_method() == b"GET":  # what routers ask of an engine before they send to it
             self._transport.write(_ALIVE)
