@@ -13,7 +13,7 @@ import pytest
 from laya.types import MIB
 from tests.conftest import RunningServer
 
-from .conftest import chat, events, share
+from .conftest import P99_S, chat, events, share
 
 Serve = Callable[..., RunningServer]
 pytestmark = pytest.mark.usefixtures("support")
@@ -37,7 +37,6 @@ models:
   honest: {{source: {model}, engine_path: {program}, pinned: true}}
   big: {{source: {model}, max_seq_len: 8192, max_num_seqs: 2, kv_cache_dtype: f16}}
 """
-P99_S = 0.050
 
 
 def test_engine_that_lies_about_its_size_dies_alone_and_the_bytes_are_named(

@@ -15,12 +15,11 @@ import httpx
 
 from tests.conftest import RunningServer
 
-from .conftest import share
+from .conftest import P99_S, share
 
 Serve = Callable[..., RunningServer]
 MakeModels = Callable[..., list[Path]]
 
-P99_S = 0.050
 N_STREAMS = 4
 N_ROUNDS = 4
 CONFIG = """
