@@ -16,6 +16,7 @@ import typer
 import yaml
 
 from laya.cli.output import printable
+from laya.config.check_routing import targets
 from laya.config.document import Document, read_document
 from laya.config.effective import effective
 from laya.config.hosts import is_loopback
@@ -129,15 +130,17 @@ def _check_address(config: Config) -> None:
 def _check_models(config: Config, document: Document | None) -> list[str]:
     """A warning for each model that is not pulled yet. Raises ConfigError for one that names nothing, or is broken."""
     warnings = []
-    for name in config.models:
+    aliases = {alias for entry in config.models.values() for alias in entry.aliases}
+    led_to = sorted(targets(config.routing) - set(config.models) - aliases)
+    for name in [*config.models, *led_to]:
+        where = ("models", name) if name in config.models else ("routing", name)
         try:
             resolve(config.for_model(name).source or name, models_dir=Path(config.models_dir), home=home_path())
         except ModelNotPulled as error:
-            warnings.append(f"models.{name}: {error.message}")
+            warnings.append(f"{'.'.join(where)}: {error.message}")
         except LayaError as error:
-            message = f"models.{name}: {error.message}"
-            path = ("models", name)
-            raise (document.error(path, message) if document else ConfigError(message)) from None
+            message = f"{'.'.join(where)}: {error.message}"
+            raise (document.error(where, message) if document else ConfigError(message)) from None
     return warnings
 
 

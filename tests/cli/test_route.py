@@ -80,3 +80,11 @@ def test_faults_are_sentences(
 ) -> None:
     assert explain(*words) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_config_check_knows_what_rules_lead_to(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text("routing: {rules: [{model: x, to: qwen3-8c}]}")
+    with pytest.raises(SystemExit) as end:
+        main(["config", "check", str(config)])
+    assert end.value.code == 2
+    assert "config.yaml:1: routing.qwen3-8c: The model 'qwen3-8c' does not exist" in capsys.readouterr().err
