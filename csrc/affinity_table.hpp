@@ -1,4 +1,4 @@
-// Owns: which endpoint a key (a session, or a block of a prompt) was last sent to, in a fixed number of bytes. Knows no
+// Owns: which endpoint a key (of a session or a prompt) was last sent to, in a fixed number of bytes. Knows no
 // model and no load.
 //
 // A set is one cache line of eight entries, an entry one 64-bit atomic, so that a reader can never see half of one:

@@ -1,8 +1,8 @@
 // Owns: a prompt as chained hashes of its blocks, so that prompts that begin alike have equal first hashes. Knows no
 // table.
 //
-// Blocks end every 64 bytes up to 2 KiB and then grow by a sixteenth, up to 64 KiB: what two prompts share is found to
-// within 64 bytes or a sixteenth, a prompt of any length has at most MAX_BLOCKS hashes, and no more than 64 KiB are read.
+// Blocks end every 32 bytes up to 1 KiB and then grow by a sixteenth, up to 64 KiB: what two prompts share is found to
+// within 32 bytes or a sixteenth, a prompt of any length has at most MAX_BLOCKS hashes, and no more than 64 KiB are read.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace laya {
 
-inline constexpr std::size_t BLOCK_BYTES = 64;
+inline constexpr std::size_t BLOCK_BYTES = 32;
 inline constexpr std::size_t MOST_PREFIX_BYTES = 64 * 1024;
 
 constexpr std::size_t next_block_end(std::size_t end) noexcept {

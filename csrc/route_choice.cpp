@@ -13,6 +13,7 @@ struct RouteTable::Asked {
     Policy policy;
     std::uint64_t affinity_key;
     std::uint64_t key;  // of the session, else of the prompt; 0 = neither
+    bool has_session;
     Blocks blocks;
     std::uint32_t n_seqs;
     std::uint64_t tokens;
@@ -32,12 +33,9 @@ struct RouteTable::Survey {
 
 namespace {
 
-// A newcomer's hashed endpoint is taken while it carries at most this share of what the endpoints carry on average.
+// A newcomer's endpoint, by hash or in turn, is taken while it carries at most this share of what the endpoints carry on average.
 constexpr std::uint64_t MOST_SHARE_NUMERATOR = 17;
 constexpr std::uint64_t MOST_SHARE_DENOMINATOR = 16;
-
-// Of English text in common vocabularies; here it only weighs a prompt's known beginning against load.
-constexpr std::uint64_t BYTES_PER_TOKEN = 4;
 
 constexpr std::uint64_t DRAW_STEP = 0x9E3779B97F4A7C15u;
 
@@ -75,9 +73,9 @@ std::int32_t RouteTable::place(const Generation& generation, const ModelSlot& mo
         blocks = {&prefix_hash, 1};
     }
     blocks = blocks.first(std::min(blocks.size(), MAX_BLOCKS));
-    Asked asked{generation.endpoints_of(model), model.n_endpoints, policy, model.affinity_key, 0, blocks, n_seqs,
-                feature.tokens()};
-    const bool has_session = feature.session_hash() != 0;
+    Asked asked{generation.endpoints_of(model), model.n_endpoints, policy, model.affinity_key, 0,
+                feature.session_hash() != 0, blocks, n_seqs, feature.tokens()};
+    const bool has_session = asked.has_session;
     if (has_session) {
         asked.key = feature.session_hash() ^ model.affinity_key;
     } else if (!blocks.empty()) {
@@ -104,7 +102,7 @@ std::int32_t RouteTable::place(const Generation& generation, const ModelSlot& mo
             sessions_.remember(session, index);
         }
         if (uses_prefix(policy) && !blocks.empty()) {
-            remember_prefix(blocks, model.affinity_key, index);
+            prefixes_.remember(prefixes_.find(blocks.back() ^ model.affinity_key), index);
         }
         return picked.endpoint;
     }
@@ -149,7 +147,7 @@ RouteTable::Pick RouteTable::pick_near(const Asked& asked, std::int32_t session_
         const std::uint64_t home_rank = rank(session_home, asked);
         if (home_rank == INELIGIBLE) {
             picked.is_home_kept = false;
-        } else if (is_within_window(session_home, home_rank, survey, MAX_TOKENS)) {
+        } else if (is_within_window(session_home, home_rank, survey)) {
             picked.endpoint = session_home;
             return picked;
         } else {
@@ -158,23 +156,33 @@ RouteTable::Pick RouteTable::pick_near(const Asked& asked, std::int32_t session_
     }
     if (uses_prefix(asked.policy) && !asked.blocks.empty()) {
         const Homes homes = find_prefix(asked.blocks, asked.affinity_key, {});
-        const bool is_most_of_it = homes.prefix_blocks > 0 && 2 * BLOCK_ENDS[homes.prefix_blocks - 1] >=
-                                                                  BLOCK_ENDS[asked.blocks.size() - 1];
-        if (is_most_of_it && is_member(asked.endpoints, asked.n, homes.prefix) &&
-            is_within_window(homes.prefix, rank(homes.prefix, asked), survey,
-                             BLOCK_ENDS[homes.prefix_blocks - 1] / BYTES_PER_TOKEN)) {
+        if (homes.prefix >= 0 && is_member(asked.endpoints, asked.n, homes.prefix) &&
+            is_within_window(homes.prefix, rank(homes.prefix, asked), survey)) {
             picked.endpoint = homes.prefix;
             return picked;
         }
     }
-    if (asked.key != 0 && is_few && !is_released) {
+    if (asked.key == 0 || !is_few || is_released) {
+        return picked;
+    }
+    const auto is_light = [&](std::int32_t endpoint) noexcept {
+        const std::uint64_t at = endpoint < 0 ? INELIGIBLE : rank(endpoint, asked);
+        return at != INELIGIBLE && has_equal_room(at, survey.least_rank) &&
+               tokens_of(at) * survey.n_eligible * MOST_SHARE_DENOMINATOR <= survey.sum_tokens * MOST_SHARE_NUMERATOR;
+    };
+    if (asked.has_session) {
         const std::int32_t hashed = highest_score(asked, false);
-        const std::uint64_t hashed_rank = hashed < 0 ? INELIGIBLE : rank(hashed, asked);
-        if (hashed_rank != INELIGIBLE && has_equal_room(hashed_rank, survey.least_rank) &&
-            tokens_of(hashed_rank) * survey.n_eligible * MOST_SHARE_DENOMINATOR <=
-                survey.sum_tokens * MOST_SHARE_NUMERATOR) {
-            picked.endpoint = hashed;
+        picked.endpoint = is_light(hashed) ? hashed : picked.endpoint;
+        return picked;
+    }
+    std::uint32_t place = endpoints_[asked.endpoints[0]].turn.fetch_add(1, std::memory_order_relaxed) % asked.n;
+    for (std::uint32_t step = 0; step < asked.n; ++step) {
+        const auto endpoint = static_cast<std::int32_t>(asked.endpoints[place]);
+        if (is_light(endpoint)) {
+            picked.endpoint = endpoint;
+            break;
         }
+        place = place + 1 == asked.n ? 0 : place + 1;
     }
     return picked;
 }
@@ -183,11 +191,8 @@ std::uint64_t RouteTable::rank(std::int32_t endpoint, const Asked& asked) const 
     return endpoints_[endpoint].rank(asked.n_seqs, asked.tokens);
 }
 
-// A home may be ahead of the least loaded by its window, and by no more tokens than staying there saves.
-bool RouteTable::is_within_window(std::int32_t home, std::uint64_t home_rank, const Survey& survey,
-                                  std::uint64_t saved_tokens) const noexcept {
-    const std::uint64_t window =
-        std::min(endpoints_[home].window_tokens.load(std::memory_order_relaxed), saved_tokens);
+bool RouteTable::is_within_window(std::int32_t home, std::uint64_t home_rank, const Survey& survey) const noexcept {
+    const std::uint64_t window = endpoints_[home].window_tokens.load(std::memory_order_relaxed);
     return home_rank != INELIGIBLE && has_equal_room(home_rank, survey.least_rank) &&
            tokens_of(home_rank) <= tokens_of(survey.least_rank) + window;
 }
@@ -307,28 +312,18 @@ std::int32_t RouteTable::pick_next(const Asked& asked) noexcept {
     return survey.least;
 }
 
-// The deepest known block, found by halving: whoever knows a block knows those before it, unless they aged out.
+// The longest beginning of the prompt that was once a whole prompt: the conversation's turn before. What merely begins
+// alike, such as all conversations with one system prompt, is a newcomer.
 Homes RouteTable::find_prefix(Blocks blocks, std::uint64_t affinity_key, Homes homes) const noexcept {
-    std::size_t least = 1;
-    std::size_t most = blocks.size();
-    while (least <= most) {
-        const std::size_t middle = (least + most) / 2;
-        const std::int32_t endpoint = prefixes_.find(blocks[middle - 1] ^ affinity_key).endpoint;
-        if (endpoint == AffinityTable::NONE) {
-            most = middle - 1;
-        } else {
+    for (std::size_t n = blocks.size(); n > 0; --n) {
+        const std::int32_t endpoint = prefixes_.find(blocks[n - 1] ^ affinity_key).endpoint;
+        if (endpoint != AffinityTable::NONE) {
             homes.prefix = endpoint;
-            homes.prefix_blocks = middle;
-            least = middle + 1;
+            homes.prefix_blocks = n;
+            break;
         }
     }
     return homes;
-}
-
-void RouteTable::remember_prefix(Blocks blocks, std::uint64_t affinity_key, std::uint32_t endpoint) noexcept {
-    for (const std::uint64_t block : blocks) {
-        prefixes_.remember(prefixes_.find(block ^ affinity_key), endpoint);
-    }
 }
 
 }  // namespace laya

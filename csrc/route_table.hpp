@@ -46,7 +46,7 @@ struct ModelRoute {
     Policy policy = Policy::AUTO;
 };
 
-// Where a key of the request was last, and how many blocks of its prompt are known there.
+// Where the session was last, where the conversation's turn before was, and how many blocks of the prompt that had.
 struct Homes {
     std::int32_t session = AffinityTable::NONE;
     std::int32_t prefix = AffinityTable::NONE;
@@ -117,7 +117,6 @@ class RouteTable {
     std::int32_t place(const Generation& generation, const ModelSlot& model, const RequestFeature& feature,
                        Blocks blocks, std::uint32_t n_seqs) noexcept;
     Homes find_prefix(Blocks blocks, std::uint64_t affinity_key, Homes homes) const noexcept;
-    void remember_prefix(Blocks blocks, std::uint64_t affinity_key, std::uint32_t endpoint) noexcept;
 
     Pick pick(const Asked& asked, std::int32_t session_home) noexcept;
     Pick pick_near(const Asked& asked, std::int32_t session_home) noexcept;
@@ -128,8 +127,7 @@ class RouteTable {
     Survey survey_two(const Asked& asked, std::uint64_t draw) const noexcept;
     std::int32_t highest_score(const Asked& asked, bool needs_room) const noexcept;
     std::uint64_t rank(std::int32_t endpoint, const Asked& asked) const noexcept;
-    bool is_within_window(std::int32_t home, std::uint64_t home_rank, const Survey& survey,
-                          std::uint64_t saved_tokens) const noexcept;
+    bool is_within_window(std::int32_t home, std::uint64_t home_rank, const Survey& survey) const noexcept;
     std::uint64_t next_draw() noexcept;
 
     std::unique_ptr<Generation> build(const std::vector<ModelRoute>& models) const;

@@ -1,4 +1,4 @@
-"""Owns: which endpoint a key (a session, or a block of a prompt) was last sent to, in a fixed number of bytes, in plain
+"""Owns: which endpoint a key (of a session or a prompt) was last sent to, in a fixed number of bytes, in plain
 Python. Knows no model.
 
 Entry for entry what `csrc/affinity_table.hpp` does, which also describes the layout.

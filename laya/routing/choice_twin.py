@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-from laya.routing.endpoint_twin import MAX_TOKENS, Endpoint, Rank
-from laya.routing.feature_twin import BLOCK_ENDS, MASK_64, mix64
+from laya.routing.endpoint_twin import Endpoint, Rank
+from laya.routing.feature_twin import MASK_64, mix64
 from laya.types import RoutePolicy
 
 UNKNOWN_MODEL = -1
@@ -21,8 +21,7 @@ POLICIES: tuple[RoutePolicy, ...] = get_args(RoutePolicy)
 AUTO, SESSION, PREFIX, LEAST_TOKENS, POWER_OF_TWO, WEIGHTED, HASH, ROUND_ROBIN = range(len(POLICIES))
 
 _MOST_SCANNED = 8  # endpoints that are all looked at; of more, two
-_MOST_SHARE = (17, 16)  # a newcomer's hashed endpoint carries at most this share of the average
-_BYTES_PER_TOKEN = 4  # of English text; weighs a prompt's known beginning against load
+_MOST_SHARE = (17, 16)  # a newcomer's endpoint, by hash or in turn, carries at most this share of the average
 _DRAW_STEP = 0x9E3779B97F4A7C15
 
 
@@ -35,11 +34,12 @@ class Asked:
     policy: int
     affinity_key: int
     key: int  # of the session, else of the prompt; 0 = neither
+    has_session: bool
     blocks: Sequence[int]
     n_seqs: int
     tokens: int
     session_home: int
-    find_prefix: Callable[[], tuple[int, int]]  # (endpoint or -1, blocks known there)
+    find_prefix: Callable[[], tuple[int, int]]  # (endpoint of the turn before or -1, its blocks)
     next_draw: Callable[[], int]
     next_turn: Callable[[int], int]  # of the endpoint that keeps the model's turn
 
@@ -94,7 +94,7 @@ def _choose_near(asked: Asked) -> Choice:
     if asked.session_home in asked.endpoints:
         if asked.rank(asked.session_home) is None:
             choice.is_home_kept = False
-        elif _is_within_window(asked, asked.session_home, survey, MAX_TOKENS):
+        elif _is_within_window(asked, asked.session_home, survey):
             return Choice(asked.session_home, "session")
         else:
             is_released = True
@@ -102,29 +102,30 @@ def _choose_near(asked: Asked) -> Choice:
     if home != NO_ENDPOINT:
         choice.endpoint, choice.why = home, "prefix"
     elif asked.key and is_few and not is_released:
-        hashed = _highest_score(asked, needs_room=False)
-        if _is_light(survey, hashed):
-            choice.endpoint, choice.why = hashed, "hash"
+        hashed = _highest_score(asked, needs_room=False) if asked.has_session else _next_light(asked, survey)
+        if hashed != NO_ENDPOINT and _is_light(survey, hashed):
+            choice.endpoint, choice.why = hashed, "hash" if asked.has_session else "newcomer"
     return choice
 
 
+def _next_light(asked: Asked, survey: _Survey) -> int:
+    n = len(asked.endpoints)
+    place = asked.next_turn(asked.endpoints[0]) % n
+    turns = (asked.endpoints[(place + step) % n] for step in range(n))
+    light = (endpoint for endpoint in turns if endpoint in survey.ranks and _is_light(survey, endpoint))
+    return next(light, NO_ENDPOINT)
+
+
 def _prefix_home(asked: Asked, survey: _Survey) -> int:
-    home, n_known = asked.find_prefix()
-    if n_known == 0 or home not in asked.endpoints:
-        return NO_ENDPOINT
-    known_bytes = BLOCK_ENDS[n_known - 1]
-    is_most_of_it = 2 * known_bytes >= BLOCK_ENDS[len(asked.blocks) - 1]
-    if is_most_of_it and _is_within_window(asked, home, survey, known_bytes // _BYTES_PER_TOKEN):
-        return home
-    return NO_ENDPOINT
+    home, _ = asked.find_prefix()
+    return home if home in asked.endpoints and _is_within_window(asked, home, survey) else NO_ENDPOINT
 
 
-def _is_within_window(asked: Asked, home: int, survey: _Survey, saved_tokens: int) -> bool:
-    """A home may be ahead of the least loaded by its window, and by no more tokens than staying there saves."""
+def _is_within_window(asked: Asked, home: int, survey: _Survey) -> bool:
     rank = asked.rank(home)
     if rank is None or rank[0] != survey.least_rank[0]:
         return False
-    return rank[1] <= survey.least_rank[1] + min(asked.states(home).window_tokens, saved_tokens)
+    return rank[1] <= survey.least_rank[1] + asked.states(home).window_tokens
 
 
 def _is_light(survey: _Survey, endpoint: int) -> bool:

@@ -19,8 +19,9 @@ from laya.types import RoutePolicy
 
 _WHY = {
     "session": "its session was here last, and it is not ahead of the others by more than its window",
-    "prefix": "it has seen most of this prompt, and is ahead of the others by no more than that saves",
-    "hash": "it is the one that this session or prompt hashes to, and it carries no more than the average",
+    "prefix": "this conversation was here last, and it is not ahead of the others by more than its window",
+    "hash": "it is the one that this session hashes to, and it carries no more than the average",
+    "newcomer": "the conversation is new, and it is its turn among those that carry no more than the average",
     "least": "it has the fewest reserved tokens, then sequences, of those with room",
     "two": "it has the fewer reserved tokens of two that were picked",
     "weight": "it was drawn by weight",
@@ -109,6 +110,7 @@ def _asked(
         policy=POLICIES.index(policy),
         affinity_key=affinity_key,
         key=key,
+        has_session=bool(request.session),
         blocks=blocks,
         n_seqs=request.n_seqs,
         tokens=request.tokens,

@@ -17,7 +17,7 @@ _WORD = struct.Struct("<Q")
 _FEATURE = struct.Struct("<BBHIQQQ")  # version, kind, flags, tokens, model hash, session hash, prefix hash
 _HASH_STEP = 0xFF51AFD7ED558CCD
 _HASH_SEED = 0x9E3779B97F4A7C15
-_BLOCK_BYTES = 64
+_BLOCK_BYTES = 32
 _MOST_PREFIX_BYTES = 64 * 1024
 
 

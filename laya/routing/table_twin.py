@@ -49,7 +49,7 @@ class RouteTable:
     """Model name -> endpoints, what each endpoint has in flight, and the choice between them.
 
     max_endpoints: endpoint indexes are 0 to max_endpoints - 1, at most 65536 of them. session_bytes: memory of the
-    session table, 8 bytes a session; prefix_bytes: of the table of prompts' blocks, 8 bytes a block. window_tokens: how
+    session table, 8 bytes a session; prefix_bytes: of the table of prompts, 8 bytes a prompt. window_tokens: how
     many more tokens than the least loaded endpoint a session's endpoint may hold reserved and keep the session, where
     it has no kv_pool_tokens; with them it is half of those.
     """
@@ -86,7 +86,7 @@ class RouteTable:
 
     @property
     def prefix_capacity(self) -> int:
-        """How many blocks of prompts are remembered at most."""
+        """How many prompts are remembered at most."""
         return self._prefixes.capacity
 
     @property
@@ -231,7 +231,7 @@ class RouteTable:
     def homes(
         self, model: str | bytes, session: str | bytes | None, prefix_blocks: bytes = b""
     ) -> tuple[int, int, int]:
-        """What is remembered: (the session's endpoint or -1, the prompt's or -1, blocks of the prompt known there)."""
+        """What is remembered: (the session's endpoint or -1, that of the prompt's turn before or -1, its blocks)."""
         name = name_bytes(model)
         blocks = unpack_blocks(prefix_blocks)
         found = self._models.get(hash_bytes(name))
@@ -257,6 +257,7 @@ class RouteTable:
                 policy=model.policy,
                 affinity_key=model.affinity_key,
                 key=session_key if session_hash else blocks[-1] ^ model.affinity_key if blocks else 0,
+                has_session=session_hash != 0,
                 blocks=blocks,
                 n_seqs=n_seqs,
                 tokens=tokens,
@@ -271,9 +272,8 @@ class RouteTable:
             self._endpoints[choice.endpoint].carry(n_seqs, tokens)
             if probe is not None and choice.is_home_kept:
                 self._sessions.remember(probe, choice.endpoint)
-            if model.policy in (AUTO, PREFIX):
-                for block in blocks:
-                    self._prefixes.remember(self._prefixes.find(block ^ model.affinity_key), choice.endpoint)
+            if blocks and model.policy in (AUTO, PREFIX):
+                self._prefixes.remember(self._prefixes.find(blocks[-1] ^ model.affinity_key), choice.endpoint)
             return choice.endpoint
 
     def _next_draw(self) -> int:
@@ -281,16 +281,12 @@ class RouteTable:
         return self._n_draws - 1
 
     def _find_prefix(self, blocks: Sequence[int], affinity_key: int) -> tuple[int, int]:
-        """The deepest known block by halving, as (endpoint or -1, blocks known)."""
-        home, n_known, least, most = NO_HOME, 0, 1, len(blocks)
-        while least <= most:
-            middle = (least + most) // 2
-            endpoint = self._prefixes.find(blocks[middle - 1] ^ affinity_key).endpoint
-            if endpoint == NO_HOME:
-                most = middle - 1
-            else:
-                home, n_known, least = endpoint, middle, middle + 1
-        return home, n_known
+        """The longest beginning that was once a whole prompt, as (endpoint or -1, its blocks)."""
+        for n in range(len(blocks), 0, -1):
+            home = self._prefixes.find(blocks[n - 1] ^ affinity_key).endpoint
+            if home != NO_HOME:
+                return home, n
+        return NO_HOME, 0
 
 
 def _add_name(published: dict[int, _Model], name: bytes, model: _Model) -> None:

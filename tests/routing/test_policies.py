@@ -36,6 +36,13 @@ def test_a_conversation_stays_where_its_beginning_is_cached(table_type: Any) -> 
         assert asked == homes
 
 
+def test_new_conversations_of_an_idle_server_are_spread(table_type: Any) -> None:
+    router = new_router(table_type, 2)
+    homes = {name: router.choose("m", prefix_blocks=conversation(name, 1)) for name in map(str, range(10))}
+    assert Counter(homes.values()) == {0: 5, 1: 5}
+    assert {name: router.choose("m", prefix_blocks=conversation(name, 2)) for name in homes} == homes
+
+
 def test_a_prompt_leaves_a_busy_endpoint_for_the_least_loaded(table_type: Any) -> None:
     router = new_router(table_type, 3, window_tokens=500)
     home = router.choose("m", prefix_blocks=conversation("a", 1), tokens=600)
@@ -45,10 +52,10 @@ def test_a_prompt_leaves_a_busy_endpoint_for_the_least_loaded(table_type: Any) -
     assert router.choose("m", prefix_blocks=conversation("a", 3), tokens=10) == moved, "its history is there now"
 
 
-def test_a_prompt_that_shares_little_is_a_newcomer(table_type: Any) -> None:
+def test_a_prompt_that_only_begins_alike_is_a_newcomer(table_type: Any) -> None:
     router = new_router(table_type, 2, window_tokens=10_000)
     home = router.choose("m", prefix_blocks=conversation("a", 1), tokens=100)
-    stranger = prefix_blocks(SYSTEM + "another story altogether " * 100)
+    stranger = prefix_blocks(SYSTEM + "another story altogether")
     assert router.choose("m", prefix_blocks=stranger) == 1 - home, "a miss goes to the least loaded"
 
 

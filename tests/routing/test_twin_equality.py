@@ -174,4 +174,4 @@ def test_prompts_that_begin_alike_begin_with_equal_blocks() -> None:
     assert feature_twin.BLOCK_ENDS[n_equal - 1] <= 3000 < feature_twin.BLOCK_ENDS[n_equal]
     assert first[: 8 * n_equal] == second[: 8 * n_equal], "the chain parts once and for all"
     assert len(prefix_blocks("a" * 10**6)) == 8 * MAX_BLOCKS == 8 * native.MAX_BLOCKS
-    assert prefix_blocks("a" * 63) == b""
+    assert prefix_blocks("a" * 31) == b""
