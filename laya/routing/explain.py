@@ -12,7 +12,7 @@ import msgspec
 from laya.routing.affinity_twin import NO_HOME
 from laya.routing.choice_twin import NO_ENDPOINT, POLICIES, Asked, Choice, choose, score
 from laya.routing.endpoint_twin import BREAKER_NAMES, CLOSED, Endpoint
-from laya.routing.feature_twin import BLOCK_ENDS, hash_name, unpack_blocks
+from laya.routing.feature_twin import hash_name, unpack_blocks
 from laya.routing.table import RouteTable
 from laya.routing.table_twin import RouteTable as RouteTableTwin
 from laya.types import RoutePolicy
@@ -46,7 +46,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     errors: int
     ttft_us: int  # moving average; 0 = not known yet
     is_session_home: bool
-    prompt_bytes_known: int
+    is_conversation_home: bool  # the turn before of this conversation was here
     is_chosen: bool
 
 
@@ -84,9 +84,9 @@ def explain(
     states = {endpoint: Endpoint(*table.inspect(endpoint)) for endpoint in sorted(names)}
     asked = _asked(table, states, policy, request)
     choice = choose(asked)
-    known = asked.find_prefix()
+    prefix_home, _ = asked.find_prefix()
     candidates = tuple(
-        _candidate(endpoint, names[endpoint], state, asked, choice, known) for endpoint, state in states.items()
+        _candidate(endpoint, names[endpoint], state, asked, choice, prefix_home) for endpoint, state in states.items()
     )
     return Explanation(
         model=model, policy=policy, endpoint=choice.endpoint, why=_why(choice, policy, asked), candidates=candidates
@@ -121,10 +121,7 @@ def _asked(
     )
 
 
-def _candidate(
-    endpoint: int, name: str, state: Endpoint, asked: Asked, choice: Choice, known: tuple[int, int]
-) -> Candidate:
-    prefix_home, n_known = known
+def _candidate(endpoint: int, name: str, state: Endpoint, asked: Asked, choice: Choice, prefix_home: int) -> Candidate:
     return Candidate(
         endpoint=endpoint,
         name=name,
@@ -139,7 +136,7 @@ def _candidate(
         errors=state.errors,
         ttft_us=state.ttft_us,
         is_session_home=endpoint == asked.session_home,
-        prompt_bytes_known=BLOCK_ENDS[n_known - 1] if endpoint == prefix_home and n_known else 0,
+        is_conversation_home=endpoint == prefix_home,
         is_chosen=endpoint == choice.endpoint,
     )
 

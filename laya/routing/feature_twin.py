@@ -28,8 +28,9 @@ def _block_ends() -> Iterator[int]:
         end += max(_BLOCK_BYTES, end // 16 // _BLOCK_BYTES * _BLOCK_BYTES)
 
 
-BLOCK_ENDS = tuple(_block_ends())  # where block i of a prompt ends, in bytes
-MAX_BLOCKS = len(BLOCK_ENDS)
+_BLOCK_ENDS = tuple(_block_ends())  # where blocks of a prompt end whatever is in them, in bytes
+_MAX_MESSAGES = 160
+MAX_BLOCKS = len(_BLOCK_ENDS) + _MAX_MESSAGES
 
 
 def require_range(name: str, value: int, least: int, most: int) -> int:
@@ -71,21 +72,37 @@ def hash_name(name: str | bytes) -> int:
 
 
 def prefix_blocks(text: str | bytes) -> bytes:
-    """The chained hashes of a prompt's whole blocks, 8 bytes each: prompts that begin alike begin with equal hashes.
+    """The chained hashes of a prompt's blocks, 8 bytes each: prompts that begin alike begin with equal hashes.
 
-    Of a prompt longer than 64 KiB only the beginning counts. Raises TypeError for what is neither str nor bytes.
+    text must be what the conversation's next turn begins with: of a chat the messages array without its closing
+    bracket. Of a prompt longer than 64 KiB only the beginning counts. Raises TypeError for neither str nor bytes.
     """
     data = name_bytes(text)
     value, at, hashes = _HASH_SEED, 0, []
-    for end in BLOCK_ENDS:
-        if end > len(data):
-            break
-        for (word,) in _WORD.iter_unpack(data[at:end]):
-            value = (value ^ word) * _HASH_STEP & MASK_64
-            value ^= value >> 32
-        hashes.append(mix64(value) or 1)
-        at = end
+    for stop in sorted({*_message_ends(data), *(end for end in _BLOCK_ENDS if end <= len(data))}):
+        whole = stop - stop % 8
+        for (word,) in _WORD.iter_unpack(data[at:whole]):
+            value = _add(value, word)
+        at = whole
+        tail = _add(value, int.from_bytes(data[at:stop], "little")) if stop > at else value
+        hashes.append(mix64(tail ^ stop) or 1)
     return struct.pack(f"<{len(hashes)}Q", *hashes)
+
+
+def _add(value: int, word: int) -> int:
+    value = (value ^ word) * _HASH_STEP & MASK_64
+    return value ^ value >> 32
+
+
+def _message_ends(data: bytes) -> list[int]:
+    """Where messages of a chat in JSON may end: after a closing brace, before a comma or at the very end."""
+    ends: list[int] = []
+    end = data.find(b"}", 0, _MOST_PREFIX_BYTES) + 1
+    while end and len(ends) < _MAX_MESSAGES:
+        if end == len(data) or data[end] == 0x2C:
+            ends.append(end)
+        end = data.find(b"}", end, _MOST_PREFIX_BYTES) + 1
+    return ends
 
 
 def unpack_blocks(packed: bytes) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -142,3 +143,17 @@ def test_a_policy_stays_until_another_is_said(table_type: Any) -> None:
     router.set_model("m", [0, 1], policy="least_tokens")
     router.settle(0, 0, 2)
     assert [router.choose("m") for _ in range(2)] == [0, 0] or router.load(0)[0] <= router.load(1)[0]
+
+
+def test_a_chats_turns_are_found_in_its_messages_as_they_came(table_type: Any) -> None:
+    router = new_router(table_type, 3)
+    chats = {f"question {i} of many": [{"role": "system", "content": SYSTEM}] for i in range(40)}
+    homes: dict[str, int] = {}
+    for turn in range(4):
+        for question, messages in chats.items():
+            messages.append({"role": "user", "content": f"{question}, turn {turn}"})
+            text = json.dumps(messages).removesuffix("]")
+            endpoint = router.choose("m", prefix_blocks=prefix_blocks(text))
+            assert homes.setdefault(question, endpoint) == endpoint
+            messages.append({"role": "assistant", "content": f"answer {turn}" * (turn + 1)})
+    assert sorted(Counter(homes.values()).values()) == [13, 13, 14]

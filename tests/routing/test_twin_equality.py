@@ -30,7 +30,7 @@ Event = tuple[Any, ...]
 
 PROMPTS = [f"{system}{history}"
            for system in ("", "s" * 70, "t" * 300)
-           for history in ("", "u" * 65, "v" * 500, "v" * 800, "w" * 90_000)]  # fmt: skip
+           for history in ("", "u" * 65, "v" * 500, "v" * 800, "x}" * 3, "x},x}," * 9, "w" * 90_000)]  # fmt: skip
 BLOCKS = [prefix_blocks(prompt) for prompt in PROMPTS]
 
 
@@ -163,7 +163,13 @@ def test_native_and_twin_stay_equal_when_session_stamps_run_out() -> None:
     require_equal(asked, session_bytes=64, window_tokens=0)
 
 
-@given(st.one_of(st.binary(max_size=5000), st.integers(60_000, 70_000).map(lambda n: b"long " * (n // 5))))
+@given(
+    st.one_of(
+        st.binary(max_size=5000),
+        st.lists(st.sampled_from([b"}", b"},", b"},{", b"word ", b"a longer piece"]), max_size=300).map(b"".join),
+        st.integers(60_000, 70_000).map(lambda n: b"long}, " * (n // 7)),
+    )
+)
 def test_prompts_have_equal_blocks_in_both(prompt: bytes) -> None:
     assert prefix_blocks(prompt) == feature_twin.prefix_blocks(prompt)
 
@@ -171,7 +177,16 @@ def test_prompts_have_equal_blocks_in_both(prompt: bytes) -> None:
 def test_prompts_that_begin_alike_begin_with_equal_blocks() -> None:
     first, second = prefix_blocks("a" * 3000 + "b" * 9000), prefix_blocks("a" * 3000 + "c" * 9000)
     n_equal = sum(first[at : at + 8] == second[at : at + 8] for at in range(0, len(first), 8))
-    assert feature_twin.BLOCK_ENDS[n_equal - 1] <= 3000 < feature_twin.BLOCK_ENDS[n_equal]
     assert first[: 8 * n_equal] == second[: 8 * n_equal], "the chain parts once and for all"
-    assert len(prefix_blocks("a" * 10**6)) == 8 * MAX_BLOCKS == 8 * native.MAX_BLOCKS
+    assert prefix_blocks("a" * 3000)[: 8 * n_equal] == first[: 8 * n_equal]
+    assert len(prefix_blocks("a" * 10**6)) == 8 * (MAX_BLOCKS - 160)
+    assert 8 * (MAX_BLOCKS - 16) < len(prefix_blocks("{}," * 10**5)) <= 8 * MAX_BLOCKS == 8 * native.MAX_BLOCKS
     assert prefix_blocks("a" * 31) == b""
+
+
+def test_a_turn_ends_a_block_of_the_next() -> None:
+    turn = '[{"role": "user", "content": "hi"}'
+    assert prefix_blocks(turn)[-8:] in {
+        prefix_blocks(turn + ', {"role": "assistant", "content": "a long answer to that"}')[at : at + 8]
+        for at in range(0, 64, 8)
+    }
