@@ -8,14 +8,23 @@ Knows no cores and no other engine.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import mmap
 import os
 import struct
 
 import laya
 
-# An engine imports this, and what it imports is in its plan: no pathlib.
-LIBRARY = os.path.join(os.path.dirname(laya.__file__), "_threads.so")
+
+def _library() -> str:
+    """Where the build put the native library: beside the native core, which an editable install keeps elsewhere."""
+    core = importlib.util.find_spec("laya._core")
+    beside = core.origin if core is not None and core.origin else laya.__file__
+    # An engine imports this, and what it imports is in its plan: no pathlib.
+    return os.path.join(os.path.dirname(beside), "_threads.so")
+
+
+LIBRARY = _library()
 CELL = struct.Struct("=I")
 _kept: list[object] = []  # mappings that native code points into
 
