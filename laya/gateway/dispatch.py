@@ -22,6 +22,7 @@ from laya.errors import (
 from laya.gateway.body import ParsedBody
 from laya.gateway.endpoint import ENGINE_STARTS, KINDS_OF
 from laya.gateway.engine_body import engine_body
+from laya.gateway.heads import PRIORITY, priority_of
 from laya.gateway.length import must_count, refuse_hopeless, settle_length
 from laya.gateway.outbox import Outbox
 from laya.gateway.plain import parse
@@ -29,6 +30,7 @@ from laya.gateway.pump import Pump
 from laya.gateway.relay import RawAnswer, broke_off, relay_for
 from laya.gateway.upstream import UpstreamConnection
 from laya.routing import UNKNOWN_MODEL
+from laya.routing.rules import RequestFacts, Rules
 from laya.routing.table import FLAG_STREAMING
 from laya.types import EndpointKind
 
@@ -55,6 +57,7 @@ class Dispatcher:
         self.keys = keys
         self.stats = stats
         self.outbox = Outbox()  # to clients
+        self.rules = Rules(fleet.config.routing)
         self.crash_error: Callable[[str, str], LayaError] = broke_off  # (model, reason); the guard knows better
         self.streams = Pump(self.outbox)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,8 +70,13 @@ class Dispatcher:
             exchange.key_name = self.keys.check(authorization, headers)
             if self.keys.origins:
                 exchange.extra_headers += self.keys.cors_headers(headers)
-            if exchange.header_model is not None and exchange.early_error is None:
-                self.fleet.find(exchange.header_model)
+            if self.rules:
+                said = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+                exchange.rule_headers = {
+                    name: value for name, value in said if name in self.rules.header_names or name == PRIORITY
+                }
+            elif exchange.early_error is None and exchange.header_model is not None:
+                self.router.resolve(exchange.header_model) or self.fleet.find(exchange.header_model)
         except LayaError as error:
             exchange.early_error = error
         except Exception as error:
@@ -129,12 +137,16 @@ class Dispatcher:
             tokens = MOST_TOKENS
         start_s = time.perf_counter()
         session, flags = exchange.header_session or parsed.session, FLAG_STREAMING if parsed.wants_stream else 0
-        index = self.router.route(name, session, exchange.kind, flags, 0, tokens, parsed.n_seqs)
+        names = self._names(exchange, parsed, name, session) if self.rules else (name,)
+        for candidate in names:
+            index = self.router.route(candidate, session, exchange.kind, flags, 0, tokens, parsed.n_seqs)
+            if index >= 0:
+                break
         self.stats.route.observe(time.perf_counter() - start_s)
         if index < 0:
             if index == UNKNOWN_MODEL:
-                self.fleet.find(name)  # a file that was just dropped into models_dir, or model_not_found
-                index = self.router.route(name, session, exchange.kind, flags, 0, tokens, parsed.n_seqs)
+                self.fleet.find(candidate)  # a file that was just dropped into models_dir, or model_not_found
+                index = self.router.route(candidate, session, exchange.kind, flags, 0, tokens, parsed.n_seqs)
             if index < 0:
                 raise EngineFailed(f"No engine of '{name}' can take requests now.")
         exchange.routed_seqs, exchange.routed_tokens = parsed.n_seqs, tokens
@@ -145,6 +157,20 @@ class Dispatcher:
         if parsed.generates and parsed.max_tokens is None:  # promised and clamped as if the client had said it
             parsed.max_tokens = endpoint.settings.defaults.get("max_tokens")
         return endpoint
+
+    def _names(self, exchange: Exchange, parsed: ParsedBody, name: str, session: str | None) -> tuple[str, ...]:
+        """The models or pools that the rules give this request to, best first."""
+        facts = RequestFacts(
+            model=name,
+            kind=exchange.kind,
+            priority=priority_of(exchange.rule_headers.get(PRIORITY)),
+            headers=exchange.rule_headers,
+            key=exchange.key_name,
+            prompt_tokens=parsed.prompt_bound_tokens,
+            session=session,
+            identity=exchange.request_id.decode("latin-1"),
+        )
+        return self.rules.decide(facts).models
 
     def _wrong_task(self, endpoint: Endpoint, kind: EndpointKind) -> NotSupported:
         task = next(task for task, kinds in KINDS_OF.items() if kind in kinds)

@@ -8,6 +8,8 @@ Each exchange ends in exactly one of served, refused, failed, cancelled (`finish
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -53,6 +55,7 @@ class Exchange:
     expects_continue = False
     header_model: str | None = None
     header_session: str | None = None
+    rule_headers: Mapping[str, str] = MappingProxyType({})  # those that routing.rules ask about
     key_name: str | None = None
     request_id = b""
     early_error: LayaError | None = None  # what the head alone tells to be refused

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TypeAlias
+from typing import TypeAlias, cast, get_args
 
-from laya.types import EndpointKind
+from laya.types import EndpointKind, Priority
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 HOT_PATHS = {
@@ -16,6 +16,7 @@ HOT_PATHS = {
     b"/v1/rerank": EndpointKind.RERANK,
     b"/rerank": EndpointKind.RERANK,
 }
+PRIORITY = "x-laya-priority"
 _request_numbers = itertools.count(1)
 _request_prefix = f"req-{os.urandom(4).hex()}-".encode()
 
@@ -33,6 +34,11 @@ def hot_kind(method: bytes, target: bytes) -> EndpointKind | None:
     if not path.startswith(b"/"):  # as to a proxy: http://host/path
         path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
     return HOT_PATHS.get(path)
+
+
+def priority_of(said: str | None) -> Priority:
+    """The priority that a header names, or "default"."""
+    return cast(Priority, said) if said in get_args(Priority) else "default"
 
 
 def head_bytes(target: bytes, headers: Headers) -> int:

@@ -40,6 +40,7 @@ class LayaProtocol(HttpToolsProtocol):
     dispatcher: ClassVar[Dispatcher]
     limits: ClassVar[Limits]
     lane: ClassVar[PlainLane | None]
+    takes_plain: ClassVar[bool]  # False where rules may ask of a request what its short way does not keep
     cycle: Any  # the newest request: an Exchange, or uvicorn's own cycle
     pipeline: Any  # (cycle, app) of requests that wait for their turn
 
@@ -71,8 +72,7 @@ class LayaProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        previous = self.cycle
-        if self._is_between and (previous is None or previous.response_complete) and self._may_start():
+        if self._is_between and self._may_start():
             taken = self.lane.take(data, self.limits.plain_body_bytes) if self.lane is not None else None
             if taken is not None:
                 go_straight(self, *taken)
@@ -91,7 +91,10 @@ class LayaProtocol(HttpToolsProtocol):
             self._read(data)
 
     def _may_start(self) -> bool:
-        return not self._broken and not self.flow.write_paused and not self.pipeline
+        """Whether a plain request that comes now may begin at once."""
+        previous = self.cycle
+        is_free = (previous is None or previous.response_complete) and not self._broken and not self.pipeline
+        return is_free and self.takes_plain and not self.flow.write_paused
 
     def take_turn(self, exchange: Exchange) -> None:
         """The request of this exchange is here, whole, and it is the only one of this connection."""

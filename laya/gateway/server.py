@@ -189,9 +189,13 @@ class Gateway:
             body_timeout_s=server.body_timeout_s,
             keep_alive_s=server.keep_alive_s,
         )
-        return type(
-            "Connection", (LayaProtocol,), {"dispatcher": self.dispatcher, "limits": limits, "lane": self.fleet.lane}
-        )
+        own = {
+            "dispatcher": self.dispatcher,
+            "limits": limits,
+            "lane": self.fleet.lane,
+            "takes_plain": not self.dispatcher.rules,
+        }
+        return type("Connection", (LayaProtocol,), own)
 
 
 async def sweep(server: uvicorn.Server, gateway: Gateway) -> None:

@@ -28,6 +28,7 @@ class Shelf:
     ) -> None:
         self.config = config
         self.router = router
+        router.set_pools(config.routing.pools)
         self.stats = stats
         self.supervisor = supervisor
         self.lane = lane_of(router)
@@ -73,7 +74,7 @@ class Shelf:
     def register(self, file: ModelFile, settings: ResolvedModel) -> Endpoint:
         """A model is known from now on by its names, as far as they are free. Raises ConfigError where none is."""
         file, losers = self.roster.claim(file)
-        index = self.router.add_endpoint()
+        index = self.router.add_endpoint(name=file.id)
         task = file.task if file.task and "task" not in settings.fixed else settings.task
         settings = msgspec.structs.replace(settings, id=file.id, task=task)
         endpoint = Endpoint(index, settings, self.stats.model(file.id), self.lane)
@@ -87,9 +88,9 @@ class Shelf:
 
     def _publish(self, model_ids: set[str]) -> None:
         """Tell the router the names of these models."""
-        self.router.set_models(
-            (model_id, [self._by_id[model_id].index], self.roster.aliases(model_id)) for model_id in model_ids
-        )
+        policies = {model_id: self._by_id[model_id].settings.policy for model_id in model_ids}
+        models = ((model_id, [self._by_id[model_id].index], self.roster.aliases(model_id)) for model_id in model_ids)
+        self.router.set_models(models, policies)
 
     def find(self, name: str) -> Endpoint:
         """The endpoint of a model, also of a file that was dropped into models_dir a moment ago.

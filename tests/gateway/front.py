@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 
 from laya.bench.stub_gateway import StubSupervisor, stub_plan
 from laya.config import ApiKey, Config
+from laya.config.routing import RoutingConfig
 from laya.gateway.app import build_app
 from laya.gateway.limits import Limits
 from laya.gateway.server import Gateway, listen, uvicorn_config
@@ -225,6 +226,7 @@ async def front(
     server: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
     planned: dict[str, Any] | None = None,
+    routing: RoutingConfig | None = None,
 ) -> AsyncIterator[Front]:
     """A gateway whose model 'stub' is a scripted engine. `server`, `model`, `planned`: settings other than the usual.
 
@@ -233,7 +235,7 @@ async def front(
     engine = ScriptedEngine(script)
     await engine.start()
     address = EngineAddress(host="127.0.0.1", port=engine.port, api_key="engine-key", cancels_whole=cancels_whole)
-    config = _config(server or {}, keys)
+    config = msgspec.structs.replace(_config(server or {}, keys), routing=routing or RoutingConfig())
     gateway = Gateway(config, home=home, supervisor=StubSupervisor(address))  # type: ignore[arg-type]
     file = ModelFile(id="stub", path=home, format="gguf", file_bytes=0, origin="config", aliases=("stub-alias",))
     endpoint = gateway.fleet.register(file, msgspec.structs.replace(config.for_model("stub"), **(model or {})))
