@@ -29,7 +29,7 @@ from laya.memory.plan_source import AS_GGUF, facts_anywhere
 from laya.memory.planner import Model
 from laya.memory.rates import MachineRates
 from laya.memory.vllm import usable_bytes
-from laya.models import entries, home_path, is_remote, open_remote, resolve
+from laya.models import entries, home_path, is_config_alone, is_remote, open_remote, resolve
 from laya.types import AskedSettings, Plan, Task
 
 NOT_HERE = "an upper bound: the file is not here, so its tensor table and vocabulary are estimated"
@@ -83,6 +83,10 @@ def subject_named(name: str, asking: Asking) -> Subject:
         return _on_disk(name, source, asking)
     except ModelNotPulled:
         return _in_catalogue(source, name, asking)
+    except BadModelFile:
+        if not is_config_alone(path):
+            raise
+        return _described_by_hf(name, facts_anywhere(path / "config.json"), asking)
 
 
 def subject_described(path: Path, asking: Asking) -> Subject:

@@ -24,7 +24,7 @@ SYSTEM_HOME = Path("/var/lib/laya")
 GATEWAY_BYTES = 512 * MIB  # Laya itself, beside its engines
 ENGINES_STOP_S = 30  # after the last answers
 GPU_GROUPS = ("render", "video")
-_HEAD = "# Laya under systemd. Made by `laya service show`; your own changes belong into `systemctl edit laya`.\n"
+_HEAD = "# Laya under systemd. Made by `laya service show`; your own changes belong into `systemctl"
 
 
 class ServiceUnit(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,11 +62,11 @@ def gpu_groups() -> tuple[str, ...]:
 
 
 def unit_text(unit: ServiceUnit | None) -> str:
-    """The unit file; its first line alone for None."""
+    """The unit file; what the first line of every one begins with for None."""
     if unit is None:
         return _HEAD
     sections = [
-        _HEAD,
+        f"{_HEAD}{' --user' if unit.is_user else ''} edit laya`.\n",
         "[Unit]",
         "Description=Laya, language models on this machine",
         "After=network.target",
@@ -96,8 +96,11 @@ def _start(unit: ServiceUnit) -> list[str]:
         lines += ["StateDirectory=laya", "StateDirectoryMode=0750"]
     if unit.laya_home is not None:
         lines.append(f"Environment={_word(f'LAYA_HOME={unit.laya_home}')}")
-    if not unit.is_user:
-        lines += ["# for ${env.NAME} in config.yaml; readable by root only", "EnvironmentFile=-/etc/laya/environment"]
+    reader, folder = ("you", "%E") if unit.is_user else ("root", "/etc")
+    lines += [
+        f"# for ${{env.NAME}} in config.yaml; readable by {reader} only",
+        f"EnvironmentFile=-{folder}/laya/environment",
+    ]
     if unit.modprobe:
         lines += ["# makes the card's device files, which a program without privileges can't", _MODPROBE]
     return [

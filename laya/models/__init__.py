@@ -11,6 +11,7 @@ from laya.models.library import (
     Library,
     available,
     home_path,
+    is_config_alone,
     remove,
     resolve,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "default_model",
     "entries",
     "home_path",
+    "is_config_alone",
     "is_remote",
     "open_remote",
     "pull",

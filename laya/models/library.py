@@ -2,8 +2,8 @@
 
 Layout: `models/<id>/` holds one pulled model and its manifest; `partial/<id>/` holds a pull that is under way. A name
 is an id, an alias or the source of a pulled model, a file name in models_dir, a name of another program's store
-(`ollama/llama3:8b`) or a path, tried in this order; a name in its exact case comes before any in another. Knows
-nothing of memory, engines or networks.
+(`ollama/llama3:8b`), a path with a slash in it, an id of the catalogue, or else whatever lies in the current folder,
+tried in this order; a name in its exact case comes before any in another. Knows nothing of memory, engines or networks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from laya.config.places import data_dir
-from laya.errors import BadModelFile, DownloadError, ModelNotFound, ModelNotPulled
+from laya.errors import BadModelFile, DownloadError, InvalidRequest, ModelNotFound, ModelNotPulled
 from laya.models import catalogue
 from laya.models.files import check_present, is_sound, model_at, models_in, shard_paths
 from laya.models.found import STORES, found_models
@@ -155,8 +155,11 @@ def resolve(
     """The model a name means, its files checked to be there, whole and not empty.
 
     `allow_path=False` is for names that come from a network: it never touches a path the caller made up.
-    Raises: BadModelFile (found, but broken), ModelNotPulled (in the catalogue only), ModelNotFound.
+    Raises: InvalidRequest (an empty name), BadModelFile (found, but broken), ModelNotPulled (in the catalogue only),
+    ModelNotFound.
     """
+    if not name.strip():
+        raise InvalidRequest("The model's name is empty. `laya list` shows what there is.", param="model")
     library = Library(home)
     manifests = {manifest.id: manifest for manifest in library.manifests()}
     pulled = [library.model(manifest) for manifest in manifests.values()]
@@ -172,9 +175,10 @@ def resolve(
         return model
     if is_source(name):
         raise ModelNotPulled(name, name)
-    if allow_path and _looks_like_path(name):
-        return model_at(Path(name).expanduser())
-    if entry := catalogue.find(name):
+    entry = catalogue.find(name)
+    if allow_path and (_looks_like_path(name) or (entry is None and os.path.lexists(name))):
+        return _at_path(Path(name).expanduser())
+    if entry is not None:
         raise ModelNotPulled(name, entry.id)
     known = [known for model in (*pulled, *in_dir, *elsewhere) for known in _names(model)]
     raise ModelNotFound(name, known + [known for entry in catalogue.entries() for known in entry.names])
@@ -211,6 +215,22 @@ def _names_and_source(model: ModelFile) -> tuple[str, ...]:
 
 def _looks_like_path(name: str) -> bool:
     return "/" in name or name.startswith("~") or name.lower().endswith(".gguf")
+
+
+def is_config_alone(path: Path) -> bool:
+    """Whether this folder says what a model is and holds no weights of any kind."""
+    kinds = {".safetensors", ".gguf", ".bin", ".pt", ".pth"}
+    return (path / "config.json").is_file() and not any(file.suffix.lower() in kinds for file in path.glob("*"))
+
+
+def _at_path(path: Path) -> ModelFile:
+    """The model at a path. Raises: BadModelFile."""
+    if is_config_alone(path):
+        raise BadModelFile(
+            f"{path}: has a config.json and no .safetensors files: it can be planned, as `laya plan "
+            f"{path / 'config.json'}`, not served."
+        )
+    return model_at(path)
 
 
 def _match(name: str, things: Iterable[T], names: Callable[[T], tuple[str, ...]]) -> T | None:

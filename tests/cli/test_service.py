@@ -73,10 +73,20 @@ def test_memory_max_leaves_the_budget_within_reach(budget: str | int | None, wri
         assert (limit_bytes - GATEWAY_BYTES) * MAX_SHARE >= 12 * GIB
 
 
+@pytest.mark.parametrize(
+    ("is_user", "edit"), [(True, "`systemctl --user edit laya`"), (False, "`systemctl edit laya`")]
+)
+def test_unit_says_how_its_reader_changes_it(is_user: bool, edit: str) -> None:
+    first = unit_text(ServiceUnit(is_user=is_user)).splitlines()[0]
+    assert edit in first
+    assert first.startswith(unit_text(None))
+
+
 def test_unit_of_a_user_asks_for_nothing_that_needs_root() -> None:
     unit = values(unit_text(ServiceUnit(is_user=True, run_as=None, laya_home=None, groups=())))
     assert not {"User", "CapabilityBoundingSet", "ProtectSystem", "PrivateTmp", "OOMScoreAdjust"} & set(unit)
     assert unit["WorkingDirectory"] == "%h"
+    assert unit["EnvironmentFile"] == "-%E/laya/environment"
     assert unit["WantedBy"] == "default.target"
 
 

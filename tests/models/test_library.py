@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from laya.errors import BadModelFile, DownloadError, ModelNotFound, ModelNotPulled
-from laya.models import available, pull, remove, resolve, show
+from laya.errors import BadModelFile, DownloadError, InvalidRequest, ModelNotFound, ModelNotPulled
+from laya.models import available, is_config_alone, pull, remove, resolve, show
 from laya.models.library import Library, model_id_of
 
 from .conftest import FileServer, gguf_bytes
@@ -250,3 +250,49 @@ def test_model_id_of_is_plain(text: str, model_id: str) -> None:
 def test_model_id_of_nothing_is_refused() -> None:
     with pytest.raises(DownloadError):
         model_id_of("///")
+
+
+@pytest.mark.parametrize("name", ["nonsense", "empty", "loop", "folder"])
+def test_name_of_what_lies_here_is_the_path_it_is(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nonsense").write_text("no model")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text("{}")
+    said = []
+    for word in (name, f"./{name}"):
+        try:
+            said.append(str(resolve(word, home=home).path))
+        except BadModelFile as error:
+            said.append(error.message)
+    assert said[0] == said[1]
+    assert name in said[0]
+    with pytest.raises(ModelNotFound):
+        resolve(name, home=home, allow_path=False)
+
+
+def test_model_of_the_catalogue_comes_before_a_file_of_its_name(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smollm2").write_text("no model")
+    with pytest.raises(ModelNotPulled):
+        resolve("smollm2", home=home)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_empty_name_is_said_to_be_empty(home: Path, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="name is empty"):
+        resolve(name, home=home)
+
+
+def test_folder_with_a_config_alone_can_be_planned_and_not_served(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert is_config_alone(tmp_path)
+    with pytest.raises(BadModelFile, match=r"`laya plan .*config\.json`, not served"):
+        resolve(str(tmp_path), home=home)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert not is_config_alone(tmp_path)
