@@ -21,13 +21,15 @@ from laya.memory.gpu import GpuMeter
 from laya.memory.guard import Ladder, Reading, Step, ceiling_bytes
 from laya.memory.hf import HfFacts, facts_of_hf
 from laya.memory.ledger import THREADS, Ledger
+from laya.memory.limits import MEMORY_LIMIT
 from laya.memory.machine import Budget, Machine, MachineFacts
+from laya.memory.placement import CPU
 from laya.memory.plan_source import plan_source
 from laya.memory.planner import Model
 from laya.memory.pressure import PressureMeter, PressureTrigger
 from laya.memory.rates import MachineRates
 from laya.memory.shape import ModelShape
-from laya.memory.sizes import size_text
+from laya.memory.sizes import flag_text, size_text
 from laya.memory.vllm import plan_vllm
 from laya.memory.vllm_cache import VllmSettings
 from laya.types import AskedSettings, Plan
@@ -115,21 +117,27 @@ def refusal(plan: Plan, budget: Budget) -> InsufficientMemory:
     """The error for a plan that does not fit: both figures, what bound them, and changes that would fit."""
     assert not plan.fits, "a plan that fits is not refused"
     settings = plan.settings
+    available_bytes, limit = budget.bytes, budget.limit
+    ram_bytes = next((device.budget_bytes for device in plan.devices if device.device == CPU), available_bytes)
+    if ram_bytes < available_bytes:
+        available_bytes, limit = ram_bytes, MEMORY_LIMIT
     words = [
         f"'{plan.model}' needs {size_text(plan.need_bytes)} for {settings.max_num_seqs} x {settings.max_seq_len} "
-        f"tokens; {size_text(budget.bytes)} may be used ({budget.limit})."
+        f"tokens; {size_text(available_bytes)} may be used ({limit})."
     ]
     if plan.suggestions:
         words.append("What fits: " + "; ".join(suggestion.flags for suggestion in plan.suggestions) + ".")
     else:
+        own = f" --memory-limit {flag_text(available_bytes)}" if limit == MEMORY_LIMIT else ""
+        own += f" --memory-budget {flag_text(budget.total_bytes)}" if budget.is_users and budget.total_bytes else ""
         words.append(
-            f"No setting of it fits; `laya plan {plan.model}` names smaller models and the card that would do."
+            f"No setting of it fits; `laya plan {plan.model}{own}` names models, cards and memory that do."
         )
     return InsufficientMemory(
         " ".join(words),
         need_bytes=plan.need_bytes,
-        available_bytes=budget.bytes,
-        limit=budget.limit,
+        available_bytes=available_bytes,
+        limit=limit,
         suggestions=[suggestion.flags for suggestion in plan.suggestions],
     )
 

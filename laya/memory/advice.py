@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from laya.memory.limits import is_within, limits_of, totals
+from laya.memory.limits import MEMORY_LIMIT, is_within, limits_of, model_budget, totals
 from laya.memory.machine import Budget
 from laya.memory.placement import CPU
 from laya.memory.planner import Choice, Model, decide, kv_types_for, need_bytes, price
-from laya.memory.sizes import size_text
+from laya.memory.sizes import flag_text, size_text
 from laya.types import GIB, MIB, AskedSettings, Suggestion
 
 MAX_SUGGESTIONS = 4
@@ -33,14 +33,14 @@ class _Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def suggestions(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget) -> list[Suggestion]:
-    """Up to four changes of `wanted` that fit, the least intrusive first; raising the user's own budget comes last."""
+    """Up to four changes of `wanted` that fit, the least intrusive first; raising the user's own limits comes last."""
     found: dict[str, Suggestion] = {}
     for change in _changes(model, asked, wanted, budget):
         flags, need, fits = _tried(model, asked, wanted, change, budget)
         if flags and fits:
             found.setdefault(flags, Suggestion(flags=flags, total_bytes=need, note=change.note))
     chosen = list(found.values())[:MAX_SUGGESTIONS]
-    for suggestion in _larger_budgets(model, asked, wanted, budget):
+    for suggestion in _larger_limits(model, asked, wanted, budget):
         if len(chosen) < MAX_SUGGESTIONS:
             chosen.append(suggestion)
     return chosen
@@ -116,26 +116,40 @@ def _flags(choice: Choice, wanted: Choice) -> list[str]:
     return [f"--{name.replace('_', '-')} {getattr(choice, name)}" for name in changed]
 
 
-def _larger_budgets(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget) -> Iterator[Suggestion]:
+def _larger_limits(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget) -> Iterator[Suggestion]:
     """Where the user's own limit binds: the limits that would do, if the machine has them."""
-    if not budget.is_users:
-        return
     choices = (
         wanted,
         msgspec.structs.replace(wanted, max_num_seqs=1),
         Choice(max_num_seqs=1, max_seq_len=min(wanted.max_seq_len, 4096), kv_cache_dtype=wanted.kv_cache_dtype),
         Choice(max_num_seqs=1, max_seq_len=min(wanted.max_seq_len, 512), kv_cache_dtype=wanted.kv_cache_dtype),
     )
-    seen = set()
-    for choice in choices:
-        need = need_bytes(model, asked, choice)
-        limit = -(-(need + budget.taken_bytes) // BUDGET_STEP_BYTES) * BUDGET_STEP_BYTES
-        if limit > budget.ceiling_bytes or choice in seen:
+    limits = limits_of(model, asked, budget)
+    for choice in dict.fromkeys(choices):
+        used = totals(price(model, decide(model, asked, choice)))
+        flags = _raised(asked, budget, used[CPU])
+        if not flags or any(used[device] > limits[device] for device in used if device != CPU):
             continue
-        seen.add(choice)
         note = f"{choice.max_num_seqs} x {choice.max_seq_len} tokens, with more of this machine's memory"
-        flags = " ".join([f"--memory-budget {limit // MIB}MiB", *_flags(choice, wanted)])
-        yield Suggestion(flags=flags, total_bytes=need, note=note)
+        yield Suggestion(flags=" ".join([*flags, *_flags(choice, wanted)]), total_bytes=sum(used.values()), note=note)
+
+
+def _raised(asked: AskedSettings, budget: Budget, need: int) -> list[str]:
+    """The user's own limits raised for so many bytes of RAM; none where that is not enough."""
+    flags = []
+    if need > budget.bytes:
+        limit = stepped(need + budget.taken_bytes)
+        if not budget.is_users or limit > budget.ceiling_bytes:
+            return []
+        flags.append(f"--memory-budget {flag_text(limit)}")
+    if asked.memory_limit_bytes is not None and asked.memory_limit_bytes < need:
+        flags.append(f"--memory-limit {flag_text(stepped(need))}")
+    return flags
+
+
+def stepped(n_bytes: int) -> int:
+    """So many bytes or a little more: what a person would set as a limit."""
+    return -(-n_bytes // BUDGET_STEP_BYTES) * BUDGET_STEP_BYTES
 
 
 def verdict(model: Model, asked: AskedSettings, chosen: Choice, budget: Budget) -> str:
@@ -143,13 +157,14 @@ def verdict(model: Model, asked: AskedSettings, chosen: Choice, budget: Budget) 
     two = msgspec.structs.replace(chosen, max_num_seqs=RULE_SEQS)
     if model.gpu_free_bytes:
         return _card_verdict(model, asked, two)
-    need = need_bytes(model, asked, two)
+    need, budget = need_bytes(model, asked, two), model_budget(asked, budget)
     text = f"{RULE_SEQS} sequences of {chosen.max_seq_len} tokens need {size_text(need)}"
     memory = size_text(budget.memory_bytes)
     if need <= RULE_SHARE * budget.memory_bytes:
         return f"{text}, {100 * need / budget.memory_bytes:.0f} % of {memory}: this memory is enough (rule: below 80 %)"
     if budget.is_users:
-        return f"{text}, more than 80 % of the {memory} they may use (memory.budget)"
+        own = MEMORY_LIMIT if budget.limit == MEMORY_LIMIT else "memory.budget"
+        return f"{text}, more than 80 % of the {memory} they may use ({own})"
     wanted_gib = need / RULE_SHARE / GIB
     sold = next((size for size in SOLD_GIB if size >= wanted_gib), None)
     buy = f"{sold} GiB of memory" if sold else "more memory than one machine has"

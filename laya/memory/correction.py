@@ -40,13 +40,13 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
         """The plan, made in the lowered budget, with the correction as a term of RAM and named in its notes."""
         if not self:
             return plan
-        devices = []
+        devices, lowered_bytes = [], self.lowered(budget).bytes  # below it is the model's own limit
         for device in plan.devices:
             if device.device == "cpu":
                 n_bytes = self.bytes_of(device.total_bytes)
                 device = msgspec.structs.replace(
                     device,
-                    budget_bytes=budget.bytes,
+                    budget_bytes=device.budget_bytes if device.budget_bytes < lowered_bytes else budget.bytes,
                     terms=device.terms | {TERM: n_bytes},
                     total_bytes=device.total_bytes + n_bytes,
                 )

@@ -169,6 +169,9 @@ def _notes(model: Model, asked: AskedSettings, chosen: Choice) -> list[str]:
     shape, notes = model.shape, []
     if shape.bound:
         notes.append(f"upper bound: {shape.bound}")
+    if asked.n_threads is not None and asked.n_threads > model.n_cores:
+        cores = f"{model.n_cores} core{'s' if model.n_cores > 1 else ''}"
+        notes.append(f"n_threads {asked.n_threads} is more than the {cores} engines have here: llama.cpp gets slower")
     if model.projector_bytes:
         notes.append("the projector is counted at 1.4 x its file, an upper bound")
     if chosen.max_seq_len > shape.n_ctx_train:

@@ -104,21 +104,7 @@ class Machine:
         if group is not None and group.available_bytes < usable:
             usable, limit = group.available_bytes, f"cgroup {group.path}"
         usable = max(0, usable + own_bytes - self._gateway_due_bytes())
-        ceiling = int(usable * MAX_SHARE)
-        wanted = parse_budget(asked)
-        n_bytes = wanted if isinstance(wanted, int) else int(usable * wanted)
-        is_users = asked is not None and n_bytes <= ceiling
-        n_bytes = min(n_bytes, ceiling)
-        if is_users:
-            limit, whole = "memory.budget", min(whole, n_bytes)
-        return Budget(
-            bytes=n_bytes,
-            limit=limit,
-            total_bytes=n_bytes,
-            memory_bytes=whole,
-            ceiling_bytes=ceiling,
-            is_users=is_users,
-        )
+        return budget_within(usable, limit, whole, asked)
 
     def _gateway_due_bytes(self) -> int:
         """What the gateway will hold beyond what this process, it or a command before it, holds already."""
@@ -169,6 +155,25 @@ class Machine:
             return (self.root / path).read_text()
         except OSError:
             return ""
+
+
+def budget_within(usable_bytes: int, limit: str, memory_bytes: int, asked: str | int | None = None) -> Budget:
+    """The budget where engines can have so many bytes, bound by `limit`. Raises ConfigError as `Machine.budget`."""
+    ceiling = int(usable_bytes * MAX_SHARE)
+    wanted = parse_budget(asked)
+    n_bytes = wanted if isinstance(wanted, int) else int(usable_bytes * wanted)
+    is_users = asked is not None and n_bytes <= ceiling
+    n_bytes = min(n_bytes, ceiling)
+    if is_users:
+        limit, memory_bytes = "memory.budget", min(memory_bytes, n_bytes)
+    return Budget(
+        bytes=n_bytes,
+        limit=limit,
+        total_bytes=n_bytes,
+        memory_bytes=memory_bytes,
+        ceiling_bytes=ceiling,
+        is_users=is_users,
+    )
 
 
 def limit_text(budget: Budget) -> str:

@@ -10,7 +10,7 @@ import pytest
 from machine_rates import RATES, WEIGHT_S, rates_with
 from small_gguf import MakeGguf
 
-from laya.config import parse_engine_flags
+from laya.config import parse_bytes, parse_engine_flags
 from laya.errors import ConfigError
 from laya.memory import Budget, Machine, plan_before_download, plan_file, read_facts, refusal
 from laya.memory.engine_facts import built_in_engine
@@ -202,6 +202,43 @@ def test_budget_suggestion_counts_what_loaded_engines_hold(make_gguf: MakeGguf) 
     first = plan.suggestions[0]
     raised = int(first.flags.split()[1].removesuffix("MiB")) * MIB
     assert taken + first.total_bytes <= raised <= taken + first.total_bytes + 10 * MIB
+
+
+def test_refusal_by_the_models_own_limit_names_it_and_limits_that_do(smollm2_path: Path, plenty: Budget) -> None:
+    asked = AskedSettings(memory_limit_bytes=100 * MIB)
+    plan = plan_file(smollm2_path, asked, plenty, model_id="m")
+    assert not plan.fits
+    assert "the 100 MiB they may use (memory_limit)" in plan.verdict
+    error = refusal(plan, plenty)
+    assert "100 MiB may be used (memory_limit). What fits: --memory-limit " in error.message
+    assert (error.details["available_bytes"], error.details["limit"]) == (100 * MIB, "memory_limit")
+    assert len(plan.suggestions) >= 3
+    for suggestion in plan.suggestions:
+        flags = parse_engine_flags(suggestion.flags.split())
+        raised = flags.pop("memory_limit")
+        again = msgspec.structs.replace(asked, memory_limit_bytes=parse_bytes(raised), **flags)
+        assert plan_file(smollm2_path, again, plenty, model_id="m").fits, suggestion
+        assert "MiB" in suggestion.flags
+
+
+def test_budget_and_limit_are_raised_together(smollm2_path: Path) -> None:
+    asked, budget = AskedSettings(memory_limit_bytes=100 * MIB), Machine().budget("200MiB")
+    first = plan_file(smollm2_path, asked, budget, model_id="m").suggestions[0]
+    assert first.flags.startswith("--memory-budget ")
+    assert " --memory-limit " in first.flags
+
+
+def test_refusal_without_a_setting_that_fits_leads_to_a_plan_with_the_same_limit(make_gguf: MakeGguf) -> None:
+    plan = plan_file(make_gguf(), AskedSettings(memory_limit_bytes=MIB), limited(2 * MIB), model_id="m")
+    assert "`laya plan m --memory-limit 1MiB` names" in refusal(plan, limited(2 * MIB)).message
+
+
+def test_more_threads_than_cores_are_noted(make_gguf: MakeGguf, plenty: Budget) -> None:
+    cores = Machine().cores()
+    plan = plan_file(make_gguf(), AskedSettings(n_threads=1024), plenty, model_id="m")
+    assert any(f"n_threads 1024 is more than the {cores} core" in note for note in plan.notes)
+    plan = plan_file(make_gguf(), AskedSettings(n_threads=cores), plenty, model_id="m")
+    assert not any("n_threads" in note for note in plan.notes)
 
 
 def test_repacked_model_is_advised_to_read_its_weights(make_gguf: MakeGguf, plenty: Budget) -> None:
