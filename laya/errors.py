@@ -144,6 +144,18 @@ class ModelLoading(QueueFull):
     code, type, http_status = "model_loading", "server_error", 503
 
 
+class MemoryBusy(QueueFull):
+    """A model that fits as soon as others that work now are done. 503: the same request can be answered later."""
+
+    code, type, http_status, exit_code = "memory_busy", "server_error", 503, 3
+
+    def __init__(
+        self, message: str, retry_after_s: float, *, need_bytes: int, available_bytes: int, held_bytes: dict[str, int]
+    ) -> None:
+        super().__init__(message, retry_after_s)
+        self.details = {"need_bytes": need_bytes, "available_bytes": available_bytes, "held_bytes": held_bytes}
+
+
 class MemoryPressure(QueueFull):
     """Nothing is loaded while this machine is short of memory."""
 

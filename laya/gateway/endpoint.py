@@ -61,6 +61,7 @@ class Endpoint:
         self.mean_load_s = 5.0
         self.last_used_s = time.monotonic()
         self.held_back: str | None = None  # why nothing is let in for now
+        self.no_room: LayaError | None = None  # why its load has to wait for other models
         self.on_busy: Callable[[Endpoint], None] = _ignore  # it got its first request, or its last one has ended
 
     @property
@@ -230,6 +231,11 @@ class Endpoint:
         if any(exchange.outcome is not None for exchange in self.queue):
             self.queue = deque(exchange for exchange in self.queue if exchange.outcome is None)
 
+    def is_waited_for(self) -> bool:
+        """Whether the engine would have something to do."""
+        self.drop_ended()
+        return bool(self.queue)
+
     def expected_wait_s(self) -> float:
         """When a place will be free for one more, by what requests took lately."""
         lanes = self.planned.max_num_seqs if self.planned is not None else 1
@@ -237,14 +243,18 @@ class Endpoint:
         return loading_s + self.mean_service_s * (len(self.queue) + 1) / lanes
 
     def expire(self, now_s: float) -> None:
-        """Refuse what has waited past its deadline."""
-        for exchange in [waiting for waiting in self.queue if waiting.deadline_s <= now_s]:
+        """Refuse what has waited past its deadline. While no load has begun, the time it may take does not count."""
+        longest_s = self.settings.queue_timeout_s if self.no_room is not None else float("inf")
+        for exchange in list(self.queue):
+            if min(exchange.deadline_s, exchange.arrived_s + longest_s) > now_s:
+                continue
             if exchange not in self.queue:
                 continue  # let in by the end of the one before it
             self.queue.remove(exchange)
             waited_s = now_s - exchange.arrived_s
             exchange.fail(
-                QueueTimeout(
+                self.no_room
+                or QueueTimeout(
                     f"Waited {waited_s:.0f} s for '{self.model_id}' and no place became free (queue_timeout_s)"
                     + (f"; new requests are held back: {self.held_back}." if self.held_back else "."),
                     self.expected_wait_s(),

@@ -20,9 +20,11 @@ from laya.engines.supervisor import Supervisor
 from laya.errors import EngineFailed, EngineOutOfMemory, LayaError
 from laya.gateway.corrections import Corrections
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.events import Events
 from laya.gateway.launch import check_servable, engine_settings, pooling_of
 from laya.gateway.loading import Loading
 from laya.gateway.relief import Relief
+from laya.gateway.room import Room
 from laya.gateway.shelf import Shelf
 from laya.gateway.threads import Threads
 from laya.memory import Budget, Machine
@@ -51,15 +53,18 @@ class Fleet(Shelf):
         stats: GatewayStats,
         supervisor: Supervisor,
         machine: Machine,
+        events: Events | None = None,
     ) -> None:
         super().__init__(config, home=home, router=router, stats=stats, supervisor=supervisor)
         self.machine = machine
+        self.events = events or Events()
         self.plans: dict[str, Plan] = {}
         self.pump: Callable[[Endpoint], None] = lambda endpoint: None  # the dispatcher's
         self.loading = Loading(config, machine, supervisor, Corrections(home / DATABASE), self, self._evict)
         self.ledger = self.loading.ledger
         self.threads = Threads(self.ledger, machine.cores)
         self.relief = Relief(self)
+        self.room = Room(self.ready, self.loading.reach_bytes)
         self._anyway: set[str] = set()  # models that somebody insists on
         self._n_hits: dict[str, int] = {}  # how often in a row a model's engine was stopped at its ceiling
         self._outgrown: dict[str, LayaError] = {}  # models that are not tried again unasked
@@ -71,7 +76,7 @@ class Fleet(Shelf):
     # which models there are
     def attend(self, endpoint: Endpoint) -> None:
         endpoint.held_back = self.relief.reason
-        endpoint.on_busy = self.threads.share_out
+        endpoint.on_busy = self._busy_changed
         self.supervisor.register(
             endpoint.model_id,
             lambda: self._prepare(endpoint),
@@ -102,9 +107,9 @@ class Fleet(Shelf):
             endpoint.fail_waiting(error)
 
     async def _load_or_retry(self, endpoint: Endpoint) -> None:
-        """Load; a short back-off is waited for, once, instead of refusing who waits."""
+        """Load; busy models and, once, a short back-off are waited for, instead of refusing who waits."""
         try:
-            await self.ready(endpoint)
+            await self.room.take_turn(endpoint, endpoint.is_waited_for)
             return
         except EngineFailed as error:
             if error.retry_after_s is None or error.retry_after_s > BACK_OFF_HELD_S:
@@ -112,17 +117,19 @@ class Fleet(Shelf):
             wait_s = error.retry_after_s
         await asyncio.sleep(wait_s + CLOCK_STEP_S)
         if endpoint.queue and endpoint.pool is None:
-            await self.ready(endpoint)
+            await self.room.take_turn(endpoint, endpoint.is_waited_for)
 
     async def load(self, endpoint: Endpoint, *, anyway: bool = False) -> EngineAddress:
         """As `ready`, asked for by a person: what outgrew its ceiling before is tried again.
 
-        anyway: also what does not fit; it runs under the ceiling of what is free.
+        Busy models are waited for as long as a request would. anyway: also what does not fit the whole budget; it runs
+        under the ceiling of what is free.
         """
         self._forgive(endpoint.model_id)
         if anyway:
             self._anyway.add(endpoint.model_id)
-        return await self.ready(endpoint)
+        end_s = time.monotonic() + endpoint.settings.queue_timeout_s
+        return await self.room.take_turn(endpoint, lambda: time.monotonic() < end_s)
 
     async def ready(self, endpoint: Endpoint) -> EngineAddress:
         """Plan, make room, start, and wait until it has generated a token. Raises what refused it."""
@@ -141,8 +148,11 @@ class Fleet(Shelf):
         if endpoint.queue:
             self.wake(endpoint)
 
-    async def _evict(self, endpoint: Endpoint) -> None:
+    async def _evict(self, endpoint: Endpoint, wanted_id: str) -> None:
         self.stats.count_unload(endpoint.model_id, "evicted")
+        held_bytes = self.ledger.held_by(endpoint.model_id, "cpu")
+        text = f"'{endpoint.model_id}' was idle and is unloaded to make room for '{wanted_id}'"
+        self.events.add("evicted", text, level="info", model=endpoint.model_id, held_bytes=held_bytes)
         await self.unload(endpoint, deadline_s=0.0)
 
     async def _prepare(self, endpoint: Endpoint) -> EngineSettings:
@@ -156,7 +166,7 @@ class Fleet(Shelf):
         pooling = pooling_of(endpoint.settings, file)
         anyway = self.config.memory.anyway or model_id in self._anyway
         plan = await self.loading.reserve(endpoint, file, anyway=anyway)
-        self.plans[model_id] = plan
+        self.plans[model_id], endpoint.no_room = plan, None
         grant = self.threads.admit(endpoint, plan.settings.n_threads)
         return engine_settings(endpoint.settings, file, plan, pooling, grant)
 
@@ -204,6 +214,13 @@ class Fleet(Shelf):
         """The engine is gone, or never came."""
         self.threads.leave(endpoint)
         self.ledger.release(endpoint.model_id)
+        self.room.changed()
+
+    def _busy_changed(self, endpoint: Endpoint) -> None:
+        """The engine got its first request, or its last one has ended."""
+        self.threads.share_out(endpoint)
+        if not endpoint.live:
+            self.room.changed()
 
     def _ended(self, endpoint: Endpoint, ending: Ending) -> None:
         """What the engine held is known now: learn from it, and do not insist on what could not be."""
@@ -226,6 +243,7 @@ class Fleet(Shelf):
         self.router.set_capacity(endpoint.index, plan.settings.max_num_seqs, plan.settings.kv_pool_tokens)
         self.loading.post_measured()
         self.pump(endpoint)
+        self.room.changed()
 
     def sweep(self, now_s: float) -> None:
         """A few times a second: waiting requests past their deadline, models idle past their ttl, files that came."""

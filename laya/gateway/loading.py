@@ -1,7 +1,8 @@
 """Owns: what a load is planned with, what has to leave for it, and what the ledger is told. Starts and stops no engine.
 
 The plan is made in what is free now, made larger by what was learned of such engines. Idle models leave, the longest
-unused first, only where what they return makes the plan fit, and the next plan waits until it was measured back.
+unused first, only where what they return makes the plan fit, and the next plan waits until it was measured back. What
+fits as soon as busy models are done is told so (MemoryBusy); only what never fits is refused for good.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 
 from laya.config import Config
 from laya.engines.supervisor import Supervisor
-from laya.errors import LayaError
+from laya.errors import LayaError, MemoryBusy
 from laya.gateway.corrections import Corrections
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.rates import kept_rates
@@ -33,7 +34,9 @@ LOOK_EVERY_S = 0.02
 class Others(Protocol):
     """The fleet, as far as making room needs it."""
 
-    def leaving_order(self, wanted: Endpoint) -> list[Endpoint]: ...
+    endpoints: dict[int, Endpoint]
+
+    def leaving_order(self, wanted: Endpoint | None) -> list[Endpoint]: ...
     def threads_for(self, endpoint: Endpoint) -> int | None: ...
 
 
@@ -47,7 +50,7 @@ class Loading:
         supervisor: Supervisor,
         corrections: Corrections,
         others: Others,
-        evict: Callable[[Endpoint], Awaitable[None]],
+        evict: Callable[[Endpoint, str], Awaitable[None]],
     ) -> None:
         self.ledger = Ledger()
         self._config = config
@@ -86,7 +89,8 @@ class Loading:
     async def reserve(self, endpoint: Endpoint, file: ModelFile, *, anyway: bool) -> Plan:
         """The plan the engine is started with, its bytes promised. Raises what refuses it.
 
-        anyway: what does not fit is promised all the same; its ceiling is what was free.
+        anyway: what the whole budget does not hold is promised all the same; nobody leaves for it, and its ceiling is
+        what was free.
         """
         plan = await self._plan_with_room(endpoint, file, anyway=anyway)
         for device in plan.devices:
@@ -106,13 +110,60 @@ class Loading:
             plan = await self.plan(endpoint, file, budget)
             if plan.fits:
                 return plan
-            leaving, plan, credited = await self._credited(endpoint, file, budget, plan)
-            if not plan.fits and not anyway:
-                raise refusal(plan, credited)
-            if not leaving:
+            leaving, reached, credited = await self._credited(endpoint, file, budget, plan)
+            if not reached.fits:
+                await self._check_hopeless(endpoint, file, reached, credited, anyway=anyway)
                 return plan
             for idle in leaving:
-                await self._leave(idle)
+                await self._leave(idle, endpoint.model_id)
+
+    async def _check_hopeless(
+        self, endpoint: Endpoint, file: ModelFile, reached: Plan, credited: Budget, *, anyway: bool
+    ) -> None:
+        """Raise MemoryBusy where it fits once busy models are done; InsufficientMemory where it does not, except for
+        anyway."""
+        pinned = [other for other in self._others.endpoints.values() if other is not endpoint and other.settings.pinned]
+        pinned_bytes = {other.model_id: self.ledger.held_by(other.model_id, RAM) for other in pinned}
+        kept_bytes = sum(pinned_bytes.values())
+        whole = msgspec.structs.replace(credited, bytes=max(0, self.ledger.total(RAM) - kept_bytes))
+        plan = reached
+        if whole.bytes > credited.bytes:
+            plan = await self.plan(endpoint, file, whole)
+            if plan.fits:
+                raise self._busy(endpoint, reached, credited)
+        if anyway:
+            return
+        if kept_bytes:
+            words = ", ".join(f"'{name}' ({size_text(n_bytes)})" for name, n_bytes in pinned_bytes.items() if n_bytes)
+            whole = msgspec.structs.replace(whole, limit=f"{whole.limit}, less what is pinned: {words}")
+        raise refusal(plan, whole)
+
+    def _busy(self, endpoint: Endpoint, plan: Plan, credited: Budget) -> MemoryBusy:
+        """Who holds the rest. plan: the one that does not fit now."""
+        idle = self._others.leaving_order(endpoint)
+        held_bytes, wait_s = {}, []
+        for other in self._others.endpoints.values():
+            n_bytes = self.ledger.held_by(other.model_id, RAM)
+            if n_bytes and other is not endpoint and other not in idle:
+                held_bytes[other.model_id] = n_bytes
+                wait_s.append(other.mean_service_s)
+        holders = ", ".join(f"'{name}' ({size_text(n_bytes)})" for name, n_bytes in held_bytes.items())
+        return MemoryBusy(
+            f"'{endpoint.model_id}' needs {size_text(plan.need_bytes)}; {size_text(credited.bytes)} of "
+            f"{size_text(self.ledger.total(RAM))} ({credited.limit}) can be had now. The rest is held by models that "
+            f"are at work or pinned: {holders}. It is loaded as soon as they are done; requests wait for that "
+            "as long as queue_timeout_s says.",
+            min(wait_s, default=1.0),
+            need_bytes=plan.need_bytes,
+            available_bytes=credited.bytes,
+            held_bytes=held_bytes,
+        )
+
+    def reach_bytes(self) -> int:
+        """What is free now, and what idle models would return."""
+        idle = self._others.leaving_order(None)
+        self.free_budget()
+        return max(0, self.ledger.free(RAM) + sum(self.ledger.held_by(other.model_id, RAM) for other in idle))
 
     async def _credited(
         self, endpoint: Endpoint, file: ModelFile, budget: Budget, plan: Plan
@@ -129,15 +180,15 @@ class Loading:
                 break
         return leaving, plan, budget
 
-    async def _leave(self, idle: Endpoint) -> None:
-        """Unload, and wait until the machine shows what the engine held."""
+    async def _leave(self, idle: Endpoint, wanted_id: str) -> None:
+        """Unload for the sake of another, and wait until the machine shows what the engine held."""
         if idle.is_busy:
             return  # a request came meanwhile; what is planned next sees it
         held_bytes = next(
             (status.anonymous_bytes for status in self._supervisor.status() if status.id == idle.model_id), 0
         )
         before_bytes = self._machine.available_bytes()
-        await self._evict(idle)
+        await self._evict(idle, wanted_id)
         end_s = time.monotonic() + MEASURED_BACK_S
         wanted_bytes = before_bytes + int(MEASURED_BACK_SHARE * held_bytes)
         while self._machine.available_bytes() < wanted_bytes and time.monotonic() < end_s:

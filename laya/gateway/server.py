@@ -164,6 +164,7 @@ class Gateway:
             stats=self.stats,
             supervisor=self.supervisor,
             machine=Machine(),
+            events=self.events,
         )
         self.config = config
         self.keys = KeyRing([(key.name, key.sha256) for key in config.server.api_keys], config.server.cors_origins)

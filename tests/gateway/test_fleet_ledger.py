@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import msgspec
 import pytest
 
 from laya.config import Config
-from laya.errors import EngineFailed, EngineOutOfMemory, InsufficientMemory, LayaError, MemoryPressure
+from laya.errors import EngineFailed, EngineOutOfMemory, InsufficientMemory, LayaError, MemoryBusy, MemoryPressure
+from laya.gateway.endpoint import Endpoint
 
 from .fleet_world import World, in_world, plans_of
 
@@ -33,9 +35,51 @@ def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeWorld:
 
 
 class Request:
-    """Enough of an exchange for an endpoint to be busy."""
+    """Enough of an exchange for an endpoint to be busy, or to have somebody in its queue."""
 
-    outcome = None
+    def __init__(self) -> None:
+        self.outcome: str | None = None
+        self.arrived_s = time.monotonic()
+        self.deadline_s = self.arrived_s + 360
+        self.error: LayaError | None = None
+
+    def fail(self, error: LayaError) -> None:
+        self.outcome, self.error = "failed", error
+
+
+def never_waits(world: World) -> World:
+    """Whoever asks for a load is told at once."""
+    for name in world.needs:
+        endpoint = world.endpoint(name)
+        endpoint.settings = msgspec.structs.replace(endpoint.settings, queue_timeout_s=0)
+    return world
+
+
+def begin(world: World, name: str) -> Request:
+    request, endpoint = Request(), world.endpoint(name)
+    endpoint.live.add(request)  # type: ignore[arg-type]
+    endpoint.on_busy(endpoint)
+    return request
+
+
+def end(world: World, name: str) -> None:
+    endpoint = world.endpoint(name)
+    endpoint.live.clear()
+    endpoint.on_busy(endpoint)
+
+
+def ask(world: World, name: str) -> Request:
+    """A request that waits for this model."""
+    request, endpoint = Request(), world.endpoint(name)
+    endpoint.queue.append(request)  # type: ignore[arg-type]
+    world.fleet.wake(endpoint)
+    return request
+
+
+async def until_waits(world: World, name: str) -> None:
+    """The load was tried, and waits for others now."""
+    while world.endpoint(name).no_room is None or not world.fleet.room._waiting:
+        await asyncio.sleep(0)
 
 
 async def test_load_storm_of_one_model_is_one_load(make_world: MakeWorld) -> None:
@@ -57,14 +101,114 @@ async def test_twenty_parallel_loads_never_pass_the_budget(make_world: MakeWorld
     await world.close()
 
 
-async def test_twenty_parallel_loads_of_busy_models_are_refused_at_the_budget(make_world: MakeWorld) -> None:
-    world = make_world({f"m{number}": 150 for number in range(20)})
+async def test_twenty_parallel_loads_of_busy_models_stop_at_the_budget(make_world: MakeWorld) -> None:
+    world = never_waits(make_world({f"m{number}": 150 for number in range(20)}))
     world.fleet.pump = lambda endpoint: endpoint.live.add(Request())  # type: ignore[arg-type]
     results = await asyncio.gather(*(world.load(name) for name in world.needs), return_exceptions=True)
-    refused = [result for result in results if isinstance(result, InsufficientMemory)]
+    refused = [result for result in results if isinstance(result, MemoryBusy)]
     assert (len(world.loaded()), len(refused), world.peak_bytes) == (5, 15, 750)
     assert refused[0].details["available_bytes"] == 50
+    assert refused[0].details["held_bytes"] == dict.fromkeys(world.loaded(), 150)
     world.check_books()
+    await world.close()
+
+
+async def test_request_for_a_model_that_fits_once_another_is_done_waits_for_it(make_world: MakeWorld) -> None:
+    world = make_world({"auto": 562, "a": 220, "c": 100}, total_bytes=963)
+    await world.load("auto")
+    begin(world, "auto")
+    request = ask(world, "a")
+    await until_waits(world, "a")
+    await world.load("c")  # what fits meanwhile does not stand behind it
+    await world.fleet.unload(world.endpoint("c"))
+    assert (request.error, world.loaded()) == (None, {"auto"})
+    end(world, "auto")
+    await until_learned(world)
+    assert (request.error, world.loaded()) == (None, {"a"})
+    assert world.endpoint("a").no_room is None
+    evicted = world.fleet.events.after()[-1]
+    assert (evicted.kind, evicted.model, evicted.figures) == ("evicted", "auto", {"held_bytes": 562})
+    assert evicted.text == "'auto' was idle and is unloaded to make room for 'a'"
+    world.check_books()
+    await world.close()
+
+
+async def test_who_waits_too_long_for_memory_is_told_who_holds_it(make_world: MakeWorld) -> None:
+    world = make_world({"auto": 562 << 20, "a": 220 << 20}, total_bytes=963 << 20)
+    await world.load("auto")
+    begin(world, "auto")
+    request = ask(world, "a")
+    await until_waits(world, "a")
+    world.endpoint("a").expire(time.monotonic() + 59)
+    assert request.outcome is None
+    world.endpoint("a").expire(time.monotonic() + 61)  # queue_timeout_s; no load has begun that could take longer
+    assert isinstance(request.error, MemoryBusy)
+    assert request.error.http_status == 503
+    assert "retry-after" in request.error.headers()
+    assert "x-should-retry" not in request.error.headers()
+    assert request.error.message.startswith("'a' needs 220 MiB; 208 MiB of 770 MiB (memory available) can be had now. ")
+    assert "'auto' (562 MiB)" in request.error.message
+    end(world, "auto")
+    await until_learned(world)
+    assert world.loaded() == {"auto"}  # nobody wants the other one any more
+    await world.close()
+
+
+async def test_requests_for_more_models_than_fit_are_answered_in_turn(make_world: MakeWorld) -> None:
+    world = make_world({f"m{number}": 300 for number in range(5)})
+    loop = asyncio.get_running_loop()
+    served: list[Request] = []
+
+    def pump(endpoint: Endpoint) -> None:
+        while endpoint.queue and endpoint.pool is not None:
+            request: Any = endpoint.queue.popleft()
+            begin(world, endpoint.model_id)
+            served.append(request)
+            loop.call_later(0.01, end, world, endpoint.model_id)
+
+    world.fleet.pump = pump
+    asked = [ask(world, f"m{number % 5}") for number in range(20)]
+    await until_learned(world)
+    assert [request.error for request in asked if request.error] == []
+    assert len(served) == 20
+    assert world.peak_bytes <= 800
+    world.check_books()
+    await world.close()
+
+
+async def test_what_a_pinned_model_holds_is_not_waited_for(make_world: MakeWorld) -> None:
+    world = make_world({"p": 500, "a": 400})
+    pinned = world.endpoint("p")
+    pinned.settings = msgspec.structs.replace(pinned.settings, pinned=True)
+    await world.load("p")
+    with pytest.raises(InsufficientMemory, match=r"memory available, less what is pinned: 'p' \(") as caught:
+        await world.load("a")
+    assert caught.value.details["available_bytes"] == 300
+    await world.close()
+
+
+async def test_anyway_makes_nobody_leave_for_what_does_not_fit_even_then(make_world: MakeWorld) -> None:
+    world = make_world({"big": 1600 << 20, "a": 300 << 20, "b": 300 << 20}, total_bytes=1000 << 20)
+    await world.load("a")
+    await world.load("b")
+    with pytest.raises(EngineFailed):
+        await world.load("big", anyway=True)
+    assert world.engines["big"].ceiling_bytes == 200 << 20
+    assert world.loaded() == {"a", "b"}
+    assert world.fleet.events.after() == []
+    world.check_books()
+    await world.close()
+
+
+async def test_anyway_does_not_start_what_fits_once_others_are_done(make_world: MakeWorld) -> None:
+    world = never_waits(make_world({"a": 500, "b": 500}))
+    await world.load("a")
+    begin(world, "a")
+    with pytest.raises(MemoryBusy):
+        await world.load("b", anyway=True)
+    end(world, "a")
+    await world.load("b")
+    assert world.loaded() == {"b"}
     await world.close()
 
 
@@ -81,7 +225,7 @@ async def test_the_fewest_longest_unused_models_leave_and_only_where_that_helps(
     world.endpoint("c").live.add(Request())  # type: ignore[arg-type]
     with pytest.raises(InsufficientMemory) as caught:
         await world.load("e")
-    assert caught.value.details["available_bytes"] == 600  # what is free, and what b and d would return
+    assert caught.value.details["available_bytes"] == 800  # it would not fit alone
     assert world.fleet.stats.unloads == {("a", "evicted"): 1}
     world.endpoint("c").live.clear()
     await world.close()
@@ -149,7 +293,7 @@ async def test_engine_stopped_at_its_ceiling_gets_more_once_and_is_then_refused(
 
 
 async def test_anyway_loads_what_was_refused_under_the_ceiling_and_overdraws(make_world: MakeWorld) -> None:
-    world = make_world({"big": 1200 << 20, "small": 100 << 20}, total_bytes=1000 << 20)
+    world = never_waits(make_world({"big": 1200 << 20, "small": 100 << 20}, total_bytes=1000 << 20))
     world.truth["big"] = 0.5
     with pytest.raises(InsufficientMemory):
         await world.load("big")
@@ -157,7 +301,7 @@ async def test_anyway_loads_what_was_refused_under_the_ceiling_and_overdraws(mak
     assert world.engines["big"].ceiling_bytes == 800 << 20
     assert world.fleet.ledger.snapshot()["cpu"]["overdrawn"]
     world.endpoint("big").live.add(Request())  # type: ignore[arg-type]
-    with pytest.raises(InsufficientMemory):
+    with pytest.raises(MemoryBusy, match="'big'"):
         await world.load("small")
     world.endpoint("big").live.clear()
     await world.close()
@@ -218,7 +362,7 @@ async def test_youngest_engine_is_stopped_whatever_it_does(make_world: MakeWorld
 
         def fail(self, error: LayaError) -> None:
             failed.append(error)
-            world.endpoint("b").live.discard(self)  # type: ignore[arg-type]
+            world.endpoint("b").live.discard(self)
 
     await world.load("a")
     world.now_s += 10
@@ -300,6 +444,7 @@ async def play(world: World, rng: random.Random) -> None:
         world.check_books()
     for endpoint in world.fleet.endpoints.values():
         endpoint.live.clear()
+        endpoint.on_busy(endpoint)
     results = await asyncio.gather(*going, return_exceptions=True)
     assert all(isinstance(result, LayaError) for result in results if isinstance(result, BaseException)), results
     world.check_books()
