@@ -16,6 +16,7 @@ from laya.memory import families
 from laya.memory.families import RECURRENT, WINDOWS
 from laya.memory.ggml import FILE_TYPES
 from laya.memory.gguf import ArrayInfo
+from laya.memory.gguf_checks import check_counts
 from laya.memory.keys import MAX_LAYERS, Keys
 from laya.memory.layers import LayerShape, RecurrentShape, attention_layers, pattern, windowed, with_recurrent
 from laya.memory.shape import ModelShape
@@ -29,6 +30,7 @@ def read_shape(path: Path, metadata: Mapping[str, Any]) -> ModelShape:
     if keys.architecture in ("clip", "mmproj"):
         keys.fail("is a projector, not a language model; it goes with one as mmproj")
     figures = _figures(keys)
+    check_counts(keys, figures)
     pooling = keys.get("pooling_type")
     return msgspec.structs.replace(
         figures,
@@ -45,11 +47,11 @@ def read_shape(path: Path, metadata: Mapping[str, Any]) -> ModelShape:
 
 def _figures(keys: Keys) -> ModelShape:
     """The counts and widths of the graph, with the defaults of llama.cpp."""
-    n_all = keys.number("block_count", most=MAX_LAYERS)
+    n_all = keys.number("block_count", least=1, most=MAX_LAYERS)
     n_nextn = keys.number("nextn_predict_layers", 0, most=max(n_all - 1, 0))
     n_layer = n_all - n_nextn
     n_head = keys.per_layer("attention.head_count", n_layer, (1,) * n_layer)
-    n_embd = keys.number("embedding_length")
+    n_embd = keys.number("embedding_length", least=1)
     head_dim = n_embd // max(1, *n_head) if n_head else n_embd
     n_ff = keys.number("feed_forward_length", 0)
     n_ff_expert = keys.number("expert_feed_forward_length", n_ff if keys.has("expert_count") else 0)
@@ -65,7 +67,7 @@ def _figures(keys: Keys) -> ModelShape:
         head_dim_v=keys.number("attention.value_length", head_dim),
         n_ff=n_ff,
         n_vocab=_vocabulary(keys),
-        n_ctx_train=keys.number("context_length", most=1 << 40),
+        n_ctx_train=keys.number("context_length", least=1, most=1 << 40),
         n_expert=keys.number("expert_count", 0),
         n_expert_used=keys.number("expert_used_count", 0),
         n_ff_expert=n_ff_expert,
@@ -88,7 +90,7 @@ def _attention(keys: Keys, figures: ModelShape) -> tuple[LayerShape, ...]:
     layers = _with_windows(keys, layers)
     if keys.architecture in families.INDEXED:
         layers = _with_index(keys, layers)
-    n_own = figures.n_layer - keys.number("attention.shared_kv_layers", 0)
+    n_own = figures.n_layer - keys.number("attention.shared_kv_layers", 0, most=figures.n_layer - 1)
     n_cached = families.CACHED_LAYERS.get(keys.architecture, n_own)
     return tuple(layer if il < n_cached else LayerShape() for il, layer in enumerate(layers))
 
@@ -140,7 +142,7 @@ def _with_state(keys: Keys, layers: tuple[LayerShape, ...], figures: ModelShape)
         marks = tuple(bool(mark) for mark in told[:n_layer])
     elif rule == "interval":
         default = families.DEFAULT_INTERVAL.get(keys.architecture, families.FULL_ATTENTION_INTERVAL)
-        interval = max(1, keys.number("full_attention_interval", default))
+        interval = keys.number("full_attention_interval", default, least=1, most=max(n_layer, default))
         marks = tuple((il + 1) % interval != 0 for il in range(n_layer))
     elif rule == "ff":
         n_ff = keys.per_layer("feed_forward_length", n_layer, (0,) * n_layer)

@@ -14,9 +14,9 @@ import msgspec
 from laya.errors import BadModelFile
 from laya.memory.facts import ModelFacts, facts_before_download
 from laya.memory.hf_config import HfConfig
-from laya.memory.hf_names import FIGURES
+from laya.memory.hf_names import ATTENTION_WORDS, FIGURES, NO_CACHE_WORDS, STATE_WORDS, WINDOW_WORDS
 from laya.memory.hf_parameters import is_gated
-from laya.memory.hf_shape import shape_of, unknown_words
+from laya.memory.hf_shape import layer_words, n_layers, shape_of
 from laya.memory.hf_weights import (
     HfWeights,
     computed_weights,
@@ -169,7 +169,14 @@ def _notes(config: HfConfig, shape: ModelShape, weights: HfWeights) -> list[str]
         notes.append(f"{weights.nextn_bytes >> 20} MiB of the weights are layers for multi-token prediction")
     if not config.has(*FIGURES["context_length"]) and any(layer.k for layer in shape.layers):
         notes.append("its config says no trained length, so any is planned")
-    words = unknown_words(config)
+    words = _unknown_words(config)
     if words:
         notes.append(f"layers of kind {', '.join(words)} are not known: counted as full attention, an upper bound")
     return notes
+
+
+def _unknown_words(config: HfConfig) -> tuple[str, ...]:
+    """Words of `layer_types` that no table knows: their layers are counted as full attention."""
+    known = WINDOW_WORDS | STATE_WORDS | NO_CACHE_WORDS | ATTENTION_WORDS
+    words = layer_words(config, n_layers(config)) or ()
+    return tuple(sorted({word for word in words if word not in known}))

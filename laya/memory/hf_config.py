@@ -64,17 +64,25 @@ class HfConfig:
     def has(self, *names: str) -> bool:
         return self.get(*names) is not None
 
-    def number(self, *names: str, default: int | None = None, least: int = 0, most: int = MAX_WIDTH) -> int:
-        """A count under any of these keys; the largest where it is one per layer."""
+    def number(
+        self,
+        *names: str,
+        default: int | None = None,
+        least: int = 0,
+        most: int = MAX_WIDTH,
+        is_per_layer: bool = False,
+    ) -> int:
+        """A count under any of these keys; where a family has one per layer, the largest."""
         value = self.get(*names)
-        if isinstance(value, list) and value:
+        if is_per_layer and isinstance(value, list) and value:
             value = max(value) if all(_is_count(each, most) for each in value) else value
         if value is None and default is not None:
             return default
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not _is_count(value, most) or value < least:
-            self._bad(names, value)
+            lists = ", or a list of such" if is_per_layer else ""
+            self._bad(names, value, f"it must be a whole number from {least} to {most}{lists}")
         return int(value)
 
     def numbers(self, *names: str) -> tuple[int, ...] | None:
@@ -83,7 +91,7 @@ class HfConfig:
         if not isinstance(value, list):
             return None
         if not all(_is_count(each, MAX_WIDTH) for each in value):
-            self._bad(names, value)
+            self._bad(names, value, f"each must be a whole number from 0 to {MAX_WIDTH}")
         return tuple(int(each) for each in value)
 
     def texts(self, *names: str) -> tuple[str, ...] | None:
@@ -99,13 +107,17 @@ class HfConfig:
         """An object within the config; empty where there is none."""
         return _dict(self.get(*names))
 
-    def _bad(self, names: Sequence[str], value: Any) -> NoReturn:
+    def refuse(self, names: Sequence[str], right: str) -> NoReturn:
+        """Fail by the first of these keys that is there, its value and what would be right."""
+        self._bad(names, self.get(*names), right)
+
+    def _bad(self, names: Sequence[str], value: Any, right: str) -> NoReturn:
         if value is None and _NO_LANGUAGE.search(str(self.outer.get("model_type", ""))):
             self.fail(f"is of a {self.outer['model_type']!r}, which is no language model")
         if value is not None:
             key = next(name for name in names if self.values.get(name) is not None)
             shown = repr(value)
-            self.fail(f"is corrupt: {key} is {shown if len(shown) < 80 else shown[:77] + '...'}")
+            self.fail(f"is corrupt: {key} is {shown if len(shown) < 80 else shown[:77] + '...'}; {right}")
         null = next((name for name in names if name in self.values), None)
         if null is not None:
             self.fail(f"is corrupt: {null} is null")

@@ -107,18 +107,22 @@ def expert_layers(config: HfConfig, shape: ModelShape, words: tuple[str, ...] | 
         return (False,) * n_layer
     if words is not None and config.get("hybrid_override_pattern") is not None:
         return tuple(word == "moe" for word in words)
-    first = config.number(*FIGURES["first_dense"], default=0)
-    step = max(1, config.number("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1))
-    period = max(1, config.number("expert_layer_period", default=1))
-    offset = config.number("expert_layer_offset", default=0)
+    first = config.number(*FIGURES["first_dense"], default=0, most=n_layer, is_per_layer=True)
+    steps = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
+    step = config.number(*steps, default=1, least=1, most=n_layer)
+    period = config.number("expert_layer_period", default=1, least=1, most=n_layer)
+    offset = config.number("expert_layer_offset", default=0, most=n_layer)
     only_dense = set(config.numbers("mlp_only_layers") or ())
     told = config.numbers("moe_layer_freq")
     if told is not None:
         return tuple(bool(told[il]) if il < len(told) else True for il in range(n_layer))
-    return tuple(
+    marks = tuple(
         il >= first and (il + 1) % step == 0 and il % period == offset % period and il not in only_dense
         for il in range(n_layer)
     )
+    if shape.n_expert > 1 and not any(marks):
+        config.fail(f"is corrupt: it has {shape.n_expert} experts and leaves none of its {n_layer} layers to them")
+    return marks
 
 
 def _widths(shape: ModelShape) -> tuple[int, int]:

@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
+from laya.memory.gguf_checks import STATE_KEYS
 from laya.memory.gguf_shape import read_shape
+from laya.memory.hf_checks import WITHOUT_HEADS, check_figures, is_latent
 from laya.memory.hf_config import MAX_LAYERS, HfConfig
 from laya.memory.hf_names import (
     ARCHITECTURES,
-    ATTENTION_WORDS,
     FIGURES,
     NO_CACHE_WORDS,
     STATE_WORDS,
@@ -27,11 +28,11 @@ from laya.memory.shape import ModelShape
 
 IMAGE_TOKENS = 4 * 1601  # that cross attention keeps of an image: four tiles
 UNTOLD_CONTEXT = 1 << 20  # of models without a longest input, and of those whose config is silent
-# No head of attention in any layer.
-_WITHOUT_HEADS = frozenset({"mamba", "mamba2", "rwkv6", "rwkv7"})
 _SCALES_ROPE = frozenset({"dynamic", "linear", "llama3", "longrope", "ntk", "su", "yarn"})
 # Latent attention that both engines run with whole keys and values.
 _EXPANDED_LATENT = frozenset({"minicpm3", "plm"})
+_STATE_SIZE = ("mamba_d_state", "ssm_state_size", "state_size", "d_state")
+_CONV = ("mamba_d_conv", "conv_kernel", "d_conv", "mamba_conv_kernel")
 _PATTERN_CHARS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
@@ -44,7 +45,11 @@ def shape_of(config: HfConfig) -> ModelShape:
     """The shape a config describes. Raises BadModelFile naming the key that is missing or impossible."""
     architecture = architecture_of(config)
     metadata = {f"{architecture}.{key}": value for key, value in _figures(config, architecture) if value is not None}
-    shape = read_shape(Path(config.name), {"general.architecture": architecture, **metadata})
+    check_figures(config, architecture)
+    heads = metadata.get(f"{architecture}.attention.head_count_kv")
+    if heads in (0, (0,) * n_layers(config)) and not any(f"{architecture}.{key}" in metadata for key in STATE_KEYS):
+        config.fail("is corrupt: it leaves no layer to attention, and no key says how wide another state is")
+    shape = read_shape(Path(f"{config.name}: config.json"), {"general.architecture": architecture, **metadata})
     crossed = set(config.numbers("cross_attention_layers") or ())
     if not crossed:
         return shape
@@ -91,10 +96,11 @@ def _words_by_numbers(config: HfConfig, n_layer: int) -> tuple[str, ...] | None:
         full = set(config.numbers("attn_layer_indices", "full_attn_idxs") or ())
         other = "conv" if config.has("full_attn_idxs") else "mamba"
     elif config.has("attn_layer_period"):  # Jamba
-        period, offset = max(1, config.number("attn_layer_period")), config.number("attn_layer_offset", default=0)
+        period = config.number("attn_layer_period", least=1)
+        offset = config.number("attn_layer_offset", default=0, most=period - 1)
         full, other = {il for il in range(n_layer) if il % period == offset}, "mamba"
     elif config.has("mamba_step"):  # PLaMo 2
-        step = max(2, config.number("mamba_step"))
+        step = max(2, config.number("mamba_step", least=1))
         last = n_layer <= step // 2
         full = {il for il in range(n_layer) if (il == n_layer - 1 if last else il % step == step // 2)}
         other = "mamba"
@@ -111,7 +117,7 @@ def _figures(config: HfConfig, architecture: str) -> Iterator[tuple[str, Any]]:
     yield "nextn_predict_layers", n_nextn
     yield "embedding_length", n_embd
     yield "embedding_length_per_layer_input", config.number("hidden_size_per_layer_input", default=0)
-    yield "vocab_size", config.number(*FIGURES["vocab_size"], default=0)
+    yield "vocab_size", config.number(*FIGURES["vocab_size"], default=0, least=1)
     yield "context_length", config.number(*FIGURES["context_length"], default=UNTOLD_CONTEXT, least=1, most=1 << 40)
     yield from _rope(config)
     yield from _feed_forward(config, n_embd)
@@ -120,8 +126,8 @@ def _figures(config: HfConfig, architecture: str) -> Iterator[tuple[str, Any]]:
     yield from _state(config, n_embd)
     if words is not None and any(word in STATE_WORDS for word in words):
         yield "attention.recurrent_layers", tuple(word in STATE_WORDS for word in words)
-    yield "full_attention_interval", config.get("full_attention_interval")
-    yield "attention.shared_kv_layers", config.get("num_kv_shared_layers")
+    yield "full_attention_interval", config.number("full_attention_interval", default=0, least=1, most=n_layer) or None
+    yield "attention.shared_kv_layers", config.number("num_kv_shared_layers", default=0, most=n_layer - 1)
 
 
 def _rope(config: HfConfig) -> Iterator[tuple[str, Any]]:
@@ -131,28 +137,31 @@ def _rope(config: HfConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _feed_forward(config: HfConfig, n_embd: int) -> Iterator[tuple[str, Any]]:
-    n_expert = config.number(*FIGURES["expert_count"], default=0)
+    n_expert = config.number(*FIGURES["expert_count"], default=0, is_per_layer=True)
     n_ff = dense_width(config, n_embd)
     yield "feed_forward_length", n_ff
     if not n_expert:
         return
-    expert = config.number(*FIGURES["expert_feed_forward_length"], default=config.number(
-        *FIGURES["feed_forward_length"], default=n_ff
-    ))  # fmt: skip
+    expert = config.number(
+        *FIGURES["expert_feed_forward_length"], *FIGURES["feed_forward_length"], default=n_ff, least=1,
+        is_per_layer=True,
+    )  # fmt: skip
     yield "expert_count", n_expert
-    yield "expert_used_count", min(n_expert, config.number(*FIGURES["expert_used_count"], default=1))
+    yield "expert_used_count", min(n_expert, config.number(*FIGURES["expert_used_count"], default=1, is_per_layer=True))
     yield "expert_feed_forward_length", expert
-    n_shared = config.number(*FIGURES["expert_shared_count"], default=int(config.model_type.startswith("llama4")))
-    shared = config.number(*FIGURES["expert_shared_feed_forward_length"], default=0)
+    n_shared = config.number(
+        *FIGURES["expert_shared_count"], default=int(config.model_type.startswith("llama4")), is_per_layer=True
+    )
+    shared = config.number(*FIGURES["expert_shared_feed_forward_length"], default=0, is_per_layer=True)
     yield "expert_shared_feed_forward_length", max(shared, n_shared * expert)
 
 
 def dense_width(config: HfConfig, n_embd: int) -> int:
     """Width of the feed-forward of a layer without experts, the widest where they differ."""
     if config.has("intermediate_size_mlp"):  # Llama 4: the other key is the experts'
-        return config.number("intermediate_size_mlp")
+        return config.number("intermediate_size_mlp", least=1)
     if config.has("block_ff_dim"):  # LFM2 says the width before it is adjusted
-        width = config.number("block_ff_dim")
+        width = config.number("block_ff_dim", least=1)
         if config.flag("block_auto_adjust_ff_dim", default=True):
             step = max(1, config.number("block_multiple_of", default=256))
             factor = config.get("block_ffn_dim_multiplier")
@@ -165,14 +174,14 @@ def dense_width(config: HfConfig, n_embd: int) -> int:
     if factors is not None and not config.has(*FIGURES["feed_forward_length"]):
         widest = max(factors) if isinstance(factors, list) and factors else factors
         return -(-round(float(widest) * n_embd) // 256) * 256 if isinstance(widest, (int, float)) else 4 * n_embd
-    has_experts = config.has(*FIGURES["expert_feed_forward_length"])
-    return config.number(*FIGURES["feed_forward_length"], default=0 if has_experts else 4 * n_embd)
+    has_experts = config.has(*FIGURES["expert_feed_forward_length"]) and config.has(*FIGURES["expert_count"])
+    return config.number(*FIGURES["feed_forward_length"], default=0 if has_experts else 4 * n_embd, is_per_layer=True)
 
 
 def _heads(
     config: HfConfig, architecture: str, n_layer: int, n_embd: int, words: tuple[str, ...] | None
 ) -> Iterator[tuple[str, Any]]:
-    if architecture in _WITHOUT_HEADS:
+    if architecture in WITHOUT_HEADS:
         yield "attention.head_count_kv", 0
         return
     n_head = config.numbers(*FIGURES["attention.head_count"]) or config.number(*FIGURES["attention.head_count"])
@@ -181,10 +190,8 @@ def _heads(
     most = max(n_head) if isinstance(n_head, tuple) else n_head
     yield "attention.head_count", n_head
     width = config.number(*FIGURES["head_dim"], default=max(1, n_embd // max(1, most)), least=1)
-    is_latent = config.has("kv_lora_rank") and config.has("qk_rope_head_dim")
-    n_head_kv = (
-        (1,) * n_layer if is_latent and architecture not in _EXPANDED_LATENT else _kv_heads(config, n_layer, n_head)
-    )
+    is_compressed = is_latent(config) and architecture not in _EXPANDED_LATENT
+    n_head_kv = (1,) * n_layer if is_compressed else _kv_heads(config, n_layer, n_head)
     if config.has("swa_num_key_value_heads") and words is not None:  # MiMo: more heads where there is a window
         windowed = config.number("swa_num_key_value_heads", least=1)
         n_head_kv = tuple(windowed if word in WINDOW_WORDS else n for word, n in zip(words, n_head_kv, strict=True))
@@ -200,11 +207,11 @@ def _heads(
             0 if word in STATE_WORDS | NO_CACHE_WORDS else heads for word, heads in zip(words, n_head_kv, strict=True)
         )
     yield "attention.head_count_kv", n_head_kv
-    if is_latent:
+    if is_latent(config):
         yield from _latent(config, architecture, width)
     else:
         yield "attention.key_length", width
-        yield "attention.value_length", config.number("v_head_dim", default=width)
+        yield "attention.value_length", config.number("v_head_dim", default=0) or width
 
 
 def _kv_heads(config: HfConfig, n_layer: int, n_head: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -229,9 +236,9 @@ def _kv_heads(config: HfConfig, n_layer: int, n_head: int | tuple[int, ...]) -> 
 
 def _latent(config: HfConfig, architecture: str, width: int) -> Iterator[tuple[str, Any]]:
     """Latent attention: one compressed row a token, or whole keys and values where no engine compresses."""
-    rank, rope = config.number("kv_lora_rank"), config.number("qk_rope_head_dim")
+    rank, rope = config.number("kv_lora_rank", least=1), config.number("qk_rope_head_dim", least=1)
     key = config.number("qk_nope_head_dim", default=max(0, width - rope)) + rope
-    value = config.number("v_head_dim", default=width)
+    value = config.number("v_head_dim", default=width, least=1)
     yield "attention.kv_lora_rank", rank
     if architecture in _EXPANDED_LATENT:
         yield "attention.key_length", key
@@ -241,9 +248,8 @@ def _latent(config: HfConfig, architecture: str, width: int) -> Iterator[tuple[s
     yield "attention.value_length", rank
     yield "attention.key_length_mla", key
     yield "attention.value_length_mla", value
-    yield "attention.indexer.key_length", config.get("index_head_dim")
-    yield "attention.indexer.head_count", config.get("index_n_heads")
-    yield "attention.indexer.top_k", config.get("index_topk")
+    for part, name in (("key_length", "index_head_dim"), ("head_count", "index_n_heads"), ("top_k", "index_topk")):
+        yield f"attention.indexer.{part}", config.number(name, default=0, least=1) or None
 
 
 def _windows(config: HfConfig, words: tuple[str, ...] | None) -> Iterator[tuple[str, Any]]:
@@ -261,18 +267,19 @@ def _state(config: HfConfig, n_embd: int) -> Iterator[tuple[str, Any]]:
     """The widths of recurrent layers, by which keys are there."""
     kda = config.part("linear_attn_config")
     if config.has("linear_num_value_heads"):  # gated delta net
-        yield "ssm.conv_kernel", config.number("linear_conv_kernel_dim", default=4)
-        yield "ssm.state_size", config.number("linear_key_head_dim")
-        yield "ssm.group_count", config.number("linear_num_key_heads")
-        yield "ssm.inner_size", config.number("linear_value_head_dim") * config.number("linear_num_value_heads")
+        yield "ssm.conv_kernel", config.number("linear_conv_kernel_dim", default=4, least=1)
+        yield "ssm.state_size", config.number("linear_key_head_dim", least=1)
+        yield "ssm.group_count", config.number("linear_num_key_heads", least=1)
+        heads = config.number("linear_num_value_heads", least=1)
+        yield "ssm.inner_size", config.number("linear_value_head_dim", least=1) * heads
     elif kda:
         yield "ssm.conv_kernel", kda.get("short_conv_kernel_size", 4)
         yield "kda.head_dim", kda.get("head_dim")
     elif config.has("conv_L_cache"):
-        yield "shortconv.l_cache", config.number("conv_L_cache")
+        yield "shortconv.l_cache", config.number("conv_L_cache", least=1)
     elif config.model_type.startswith("rwkv"):
-        yield "wkv.head_size", config.number("head_size", "head_dim", default=64)
-    elif config.has("mamba_d_state", "ssm_state_size", "state_size", "d_state"):
+        yield "wkv.head_size", config.number("head_size", "head_dim", default=64, least=1)
+    elif config.has(*_STATE_SIZE):
         yield from _mamba(config, n_embd)
 
 
@@ -281,18 +288,11 @@ def _mamba(config: HfConfig, n_embd: int) -> Iterator[tuple[str, Any]]:
     head = config.number("mamba_head_dim", "mamba_d_head", "hidden_size_per_head", default=0)
     if config.model_type in ("mamba", "mamba2"):
         heads, head = config.number("num_heads", default=0), config.number("head_dim", default=0)
-    wide = config.number("mamba_expand", "expand", default=2) * n_embd
+    wide = config.number("mamba_expand", "expand", default=2, least=1) * n_embd
     inner = config.number("mamba_d_ssm", "d_inner", "mamba_intermediate_size", default=heads * head or wide)
     if config.model_type == "mamba":
-        inner = config.number("intermediate_size", default=wide)
+        inner = config.number("intermediate_size", default=wide, least=1)
     yield "ssm.inner_size", inner
-    yield "ssm.conv_kernel", config.number("mamba_d_conv", "conv_kernel", "d_conv", "mamba_conv_kernel", default=4)
-    yield "ssm.state_size", config.number("mamba_d_state", "ssm_state_size", "state_size", "d_state")
+    yield "ssm.conv_kernel", config.number(*_CONV, default=4, least=1)
+    yield "ssm.state_size", config.number(*_STATE_SIZE, least=1)
     yield "ssm.group_count", config.number("mamba_n_groups", "n_groups", "mamba_ngroups", default=0)
-
-
-def unknown_words(config: HfConfig) -> tuple[str, ...]:
-    """Words of `layer_types` that no table knows: their layers are counted as full attention."""
-    known = WINDOW_WORDS | STATE_WORDS | NO_CACHE_WORDS | ATTENTION_WORDS
-    words = layer_words(config, n_layers(config)) or ()
-    return tuple(sorted({word for word in words if word not in known}))

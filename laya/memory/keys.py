@@ -31,15 +31,16 @@ class Keys:
     def has(self, *keys: str) -> bool:
         return any(self.get(key) is not None for key in keys)
 
-    def number(self, key: str, default: N | None = None, *, most: int = MAX_WIDTH) -> int | N:
-        """A count from the metadata, the largest where it is one per layer."""
+    def number(self, key: str, default: N | None = None, *, least: int = 0, most: int = MAX_WIDTH) -> int | N:
+        """A count from the metadata, the largest where it is one per layer; what is told must be at least `least`."""
         value = self.get(key)
         if isinstance(value, tuple):
             value = max(value, default=None)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            said = "is missing" if value is None else f"is {value!r}"
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            right = f"it must be a whole number from {least} to {most}"
+            said = "is missing" if value is None else f"is {value!r}; {right}"
             self.fail(f"is corrupt: {self.architecture}.{key} {said}")
         return value
 

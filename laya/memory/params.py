@@ -15,12 +15,17 @@ from laya.errors import BadModelFile, nearest
 from laya.memory.facts import ModelFacts, facts_before_download
 from laya.memory.families import CACHED_LAYERS, RECURRENT, WINDOWS
 from laya.memory.ggml import TYPE_NAMES, type_named
+from laya.memory.keys import MAX_LAYERS
 from laya.memory.layers import LayerShape, RecurrentShape, attention_layers, pattern, windowed, with_recurrent
 from laya.memory.shape import ModelShape
 from laya.memory.sizing import n_parameters
 
 MAX_FILE_BYTES = 1 << 20
 MAX_COUNT = 1 << 24
+# What may be left out and may not be 0.
+_AT_LEAST_ONE = """
+n_layer n_embd n_vocab n_ctx_train head_dim_k head_dim_k_swa n_head_kv_swa full_attention_interval tp
+"""
 _PERIOD = re.compile(r"period (\d+)|(\d+) swa : 1 full")
 
 
@@ -111,6 +116,10 @@ def read_params(path: Path) -> ModelFacts:
     if ggml_type is None:
         close = nearest(described.weights_type.upper(), TYPE_NAMES)
         raise _fault(path, f"weights_type {described.weights_type!r} is no type of weights" + _did_you_mean(close))
+    if described.weights_bytes is not None and described.weights_bytes <= 0:
+        raise _fault(
+            path, f"weights_bytes is {described.weights_bytes}; it must be above 0, or left out to be estimated"
+        )
     n_bytes = described.weights_bytes or -(-n_parameters(shape) * ggml_type.block_bytes // ggml_type.block)
     return facts_before_download(shape, n_bytes, ggml_type.name)
 
@@ -123,8 +132,12 @@ def shape_of(architecture: str, params: dict[str, Any]) -> ModelShape:
     given = msgspec.convert(params, _Params)
     for name in _Params.__struct_fields__:
         value = getattr(given, name)
-        if isinstance(value, int) and not 0 <= value <= MAX_COUNT:
-            raise ValueError(f"params.{name} is {value}; it must be between 0 and {MAX_COUNT}")
+        least = int(name in params and name in _AT_LEAST_ONE.split())
+        most = MAX_LAYERS if name.startswith("n_layer") else MAX_COUNT
+        if isinstance(value, int) and not least <= value <= most:
+            raise ValueError(f"params.{name} is {value}; it must be between {least} and {most}")
+    _check_together(given)
+    _check_zeros(given, params)
     head_k = given.head_dim_k or (given.n_embd // given.n_head if given.n_head else 0)
     n_layer = given.n_layer or given.n_layer_attn_full + given.n_layer_attn_swa + given.n_layer_recurrent
     recurrent = _recurrent(given, architecture)
@@ -152,6 +165,37 @@ def shape_of(architecture: str, params: dict[str, Any]) -> ModelShape:
         recurrent=recurrent,
         bound="a description: its weights, vocabulary and graph are estimated",
     )
+
+
+def _check_together(given: _Params) -> None:
+    """Counts beside each other. Raises ValueError."""
+    for name in ("n_head_kv", "n_head_kv_swa"):
+        kv = getattr(given, name)
+        if given.n_head and kv and given.n_head % kv:
+            raise ValueError(f"params.{name} is {kv}; it must divide n_head, {given.n_head}")
+    if given.n_head > given.n_embd > 0 and not given.head_dim_k:
+        raise ValueError(
+            f"params.n_head is {given.n_head}; it must be at most n_embd, {given.n_embd}, without head_dim_k"
+        )
+    if given.n_expert and given.n_expert_used > given.n_expert:
+        raise ValueError(
+            f"params.n_expert_used is {given.n_expert_used}; it must be at most n_expert, {given.n_expert}"
+        )
+    if given.n_layer and given.shared_kv_layers >= given.n_layer:
+        raise ValueError(
+            f"params.shared_kv_layers is {given.shared_kv_layers}; it must be under n_layer, {given.n_layer}"
+        )
+
+
+def _check_zeros(given: _Params, params: dict[str, Any]) -> None:
+    """Zeros that were written and mean nothing in this model. Raises ValueError."""
+    has_state = given.ssm != _Ssm() or given.wkv_head_size or given.shortconv_l_cache or given.kda_head_dim
+    zeros = [name for name, value in params.items() if value == 0]
+    wrong: list[str] = [name for name in ("n_head", "n_head_kv") if name in zeros and not has_state]
+    wrong += [name for name in ("head_dim_v", "head_dim_v_swa") if name in zeros and not given.mla and not has_state]
+    wrong += [name for name in ("n_expert_used", "n_ff_exp") if name in zeros and given.n_expert]
+    if wrong:
+        raise ValueError(f"params.{wrong[0]} is 0; it must be at least 1, or left out")
 
 
 def _layers(given: _Params, architecture: str, n_layer: int, row: LayerShape) -> tuple[LayerShape, ...]:
@@ -206,4 +250,4 @@ def _did_you_mean(close: str | None) -> str:
 
 
 def _fault(path: Path, what: str) -> BadModelFile:
-    return BadModelFile(f"{path}: {what}.", param="params")
+    return BadModelFile(f"{path}: {what}{'' if what.endswith('?') else '.'}", param="params")

@@ -252,6 +252,78 @@ def test_config_fault_is_named(tmp_path: Path, text: str, words: str) -> None:
     assert str(tmp_path) in caught.value.message
 
 
+QWEN = CONFIGS["qwen3-235b-a22b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size": [1, 2]}, "hidden_size is [1, 2]; it must be a whole number from 1 to"),
+        ({"vocab_size": [9]}, "vocab_size is [9]; it must be a whole number from 1"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be a whole number from 1 to 4096"),
+        ({"num_hidden_layers": [94]}, "num_hidden_layers is [94]"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; it must be a whole number from 1"),
+        ({"num_attention_heads": [0] * 94}, "some layer must have at least 1"),
+        ({"num_attention_heads": 8192, "head_dim": None}, "num_attention_heads is 8192; it must be at most the width"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0; it must be a whole number from 1"),
+        ({"num_key_value_heads": 3}, "is 3; KV heads must divide the heads, and 3 does not divide 64"),
+        ({"num_key_value_heads": [4] * 93 + [5]}, "5 does not divide 64"),
+        ({"head_dim": 0}, "head_dim is 0"),
+        ({"num_experts_per_tok": 500}, "num_experts_per_tok is 500; it must be at most the number of experts, 128"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok is 0; it must be a whole number from 1"),
+        ({"num_experts": -1}, "num_experts is -1"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size is 0"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0; it must be a whole number from 1 to 94"),
+        ({"mlp_only_layers": list(range(94))}, "has 128 experts and leaves none of its 94 layers to them"),
+        ({"first_k_dense_replace": 95}, "first_k_dense_replace is 95; it must be a whole number from 0 to 94"),
+        ({"num_kv_shared_layers": 94}, "num_kv_shared_layers is 94; it must be a whole number from 0 to 93"),
+        ({"full_attention_interval": 0}, "full_attention_interval is 0; it must be a whole number from 1 to 94"),
+        ({"sliding_window": -1}, "sliding_window is -1"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        ({"intermediate_size": [1, 2]}, "a list must have one for each of 94 layers"),
+        ({"intermediate_size": 0, "num_experts": 0}, "intermediate_size is 0; without experts it must be at least 1"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": -1}}, "factor is -1; it must be a number above 0"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, "rope_scaling.factor is '4'"),
+        ({"rope_scaling": {"rope_type": 4}}, "rope_scaling.rope_type is 4"),
+        ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'; it must be an object with rope_type and factor"),
+        ({"rope_parameters": {"full_attention": {"factor": 0}}}, "rope_parameters.factor is 0"),
+        ({"quantization_config": "gptq"}, "quantization_config is 'gptq'; it must be an object with a quant_method"),
+        ({"quantization_config": ["gptq"]}, "quantization_config is ['gptq']"),
+        ({"quantization_config": {"method": "gptq"}}, "quantization_config has no quant_method"),
+        ({"quantization_config": {"quant_method": 4}}, "quantization_config.quant_method is 4"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": -4}}, "quantization_config.bits is -4"),
+        ({"linear_attn_config": {"head_dim": 0}}, "linear_attn_config.head_dim is 0"),
+        ({"mamba_d_state": 0}, "mamba_d_state is 0"),
+        ({"layer_types": ["mamba"] * 94}, "it leaves no layer to attention, and no key says how wide"),
+        ({"kv_lora_rank": 0, "qk_rope_head_dim": 64}, "kv_lora_rank is 0"),
+    ],
+)  # fmt: skip
+def test_figure_no_model_can_have_is_refused_by_name_and_value(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadModelFile) as caught:
+        facts_of_config(QWEN | changes)
+    assert words in caught.value.message and "config.json" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"intermediate_size": [12288] * 94},  # one for each layer, as Gemma 3n has them
+        {"num_experts_per_tok": [8] * 94, "moe_intermediate_size": [1536] * 94},  # as Hunyuan
+        {"num_key_value_heads": [0] + [4] * 93},  # a layer without attention
+        {"rope_scaling": None, "quantization_config": None, "sliding_window": None},
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
+        {"quantization_config": {"group_size": 64, "bits": 4}},  # MLX says no method
+        {"num_experts": 0, "num_experts_per_tok": 0},  # a dense model of a family with experts
+        {"kv_lora_rank": None, "qk_rope_head_dim": 0, "qk_nope_head_dim": 0, "v_head_dim": 0},  # DeepSeek OCR
+    ],
+)
+def test_figure_that_real_models_have_is_sound(changes: dict[str, Any]) -> None:
+    shape = facts_of_config(QWEN | changes).shape
+    assert sum(row.k > 0 and row.v > 0 for row in shape.layers) >= 93
+
+
 def test_folder_without_config_or_weights(tmp_path: Path) -> None:
     with pytest.raises(BadModelFile, match=r"no config\.json"):
         facts_of_hf(tmp_path)

@@ -55,8 +55,19 @@ def test_every_logged_run_can_be_given_as_a_description(described: Any) -> None:
     [
         ({"params": LLAMA | {"n_layers": 3}}, "params.n_layers is not known; did you mean n_layer"),
         ({"params": LLAMA | {"n_layer": "many"}}, "Expected `int`, got `str`"),
-        ({"params": LLAMA | {"n_layer": -1}}, r"params.n_layer is -1; it must be between 0 and"),
-        ({"params": LLAMA | {"n_vocab": 0}}, "params.n_vocab is missing"),
+        ({"params": LLAMA | {"n_layer": -1}}, r"params.n_layer is -1; it must be between 1 and 4096"),
+        ({"params": LLAMA | {"n_layer": 5000}}, "params.n_layer is 5000; it must be between 1 and 4096"),
+        ({"params": LLAMA | {"n_vocab": 0}}, "params.n_vocab is 0; it must be between 1 and"),
+        ({"params": {key: value for key, value in LLAMA.items() if key != "n_vocab"}}, "params.n_vocab is missing"),
+        ({"params": LLAMA | {"n_head": 0}}, "params.n_head is 0; it must be at least 1"),
+        ({"params": LLAMA | {"n_head_kv": 0}}, "params.n_head_kv is 0; it must be at least 1"),
+        ({"params": LLAMA | {"n_head_kv": 5}}, "params.n_head_kv is 5; it must divide n_head, 32"),
+        ({"params": LLAMA | {"n_head_kv_swa": 7, "swa": 512}}, "params.n_head_kv_swa is 7; it must divide n_head, 32"),
+        ({"params": LLAMA | {"head_dim_v": 0}}, "params.head_dim_v is 0; it must be at least 1"),
+        ({"params": LLAMA | {"shared_kv_layers": 32}}, "shared_kv_layers is 32; it must be under n_layer, 32"),
+        ({"params": EXPERTS | {"n_expert_used": 500}}, "n_expert_used is 500; it must be at most n_expert, 128"),
+        ({"params": EXPERTS | {"n_expert_used": 0}}, "params.n_expert_used is 0; it must be at least 1"),
+        ({"weights_bytes": -5}, "weights_bytes is -5; it must be above 0"),
         ({"params": {key: value for key, value in LLAMA.items() if key != "n_ff"}}, "params.n_ff is missing"),
         ({"params": LLAMA | {"swa": 512, "swa_pattern": "often"}}, "swa_pattern is 'often'; write 'period 6'"),
         ({"weights_type": "Q4_KM"}, "weights_type 'Q4_KM' is no type of weights; did you mean Q4_K"),
@@ -67,6 +78,7 @@ def test_a_wrong_description_names_the_key(described: Any, fields: dict[str, Any
     with pytest.raises(BadModelFile, match=words) as caught:
         read_params(described(**fields))
     assert "model.json" in caught.value.message
+    assert "?." not in caught.value.message
 
 
 def test_a_file_that_is_no_description_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +129,32 @@ def test_encoder_keeps_no_tokens_and_another_architecture_does_without_causality
         ({"attention__head_count_kv": (1, 2)}, "head_count_kv is not a count for each of 4 layers"),
         ({"attention__head_count_kv": (1, 2, 3, -1)}, "head_count_kv is not a count"),
         ({"context_length": True}, "llama.context_length is True"),
+        ({"context_length": 0}, "llama.context_length is 0; it must be a whole number from 1"),
+        ({"block_count": 0}, "llama.block_count is 0; it must be a whole number from 1 to 4096"),
+        ({"embedding_length": 0}, "llama.embedding_length is 0"),
+        ({"attention__head_count": 0}, "head_count is 0; some layer must have at least 1"),
+        ({"attention__head_count_kv": 0}, "head_count_kv is 0; some layer must have at least 1"),
+        ({"attention__head_count_kv": (0, 0, 0, 0)}, "head_count_kv is (0, 0, 0, 0); some layer must"),
+        ({"attention__head_count_kv": 3}, "head_count_kv is 3; KV heads must divide the heads"),
+        ({"attention__key_length": 0}, "attention.key_length is 0; it must be a whole number from 1"),
+        ({"feed_forward_length": 0}, "feed_forward_length is 0; without experts it must be at least 1"),
+        ({"expert_count": 8, "expert_used_count": 9}, "expert_used_count is 9; it must be a whole number from 1 to 8"),
+        ({"expert_count": 8, "expert_used_count": 0}, "expert_used_count is 0"),
+        ({"expert_count": 8, "expert_feed_forward_length": 0}, "expert_feed_forward_length is 0; with 8 experts"),
+        ({"attention__shared_kv_layers": 4}, "shared_kv_layers is 4; it must be a whole number from 0 to 3"),
+        ({"rope__scaling__factor": -1.0}, "rope.scaling.factor is -1.0; it must be above 0"),
     ],
 )
 def test_impossible_keys_are_named(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadModelFile, match=words.replace("(", r"\(")) as caught:
+    with pytest.raises(BadModelFile, match=re.escape(words)) as caught:
         shape(**changes)
     assert "m.gguf" in caught.value.message
+
+
+def test_layers_without_heads_are_sound_where_they_have_a_state_or_an_array_says_so() -> None:
+    assert shape(attention__head_count_kv=(0, 2, 2, 0)).n_head_kv == (0, 2, 2, 0)
+    keys = {"attention.head_count": 0, "feed_forward_length": 0, "ssm.state_size": 16, "ssm.inner_size": 1024}
+    assert shape_of("mamba", **keys).is_recurrent
 
 
 def test_file_without_architecture_or_of_a_projector_is_refused() -> None:
