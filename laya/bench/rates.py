@@ -1,6 +1,6 @@
 """Owns: `laya bench rates`: what this machine computes and reads in a second, by the engine's own kernels.
 
-About fifteen seconds. One thread is timed by its CPU time, which other programs hardly lengthen; all threads by the
+About twenty seconds. One thread is timed by its CPU time, which other programs hardly lengthen; all threads by the
 best of several short runs; everything in rounds, so that a disturbance of a second spoils none of it. No model is
 needed. Layer: ggml's kernels; the last line printed is JSON, a `MachineRates`.
 """

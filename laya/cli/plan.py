@@ -1,7 +1,7 @@
 """Owns: `laya plan`: what a model would need here, before a byte of it is read, as a ledger or as JSON.
 
 With no model: all of the config. Exit codes: 0 it fits, 3 it does not, 2 a bad file, name or setting. Flags are read in
-Laya's, vLLM's and llama.cpp's spellings, by the same code as those of `laya serve`.
+Laya's, vLLM's and llama.cpp's spellings, by the same code as those of `laya serve`. 1: an address that did not answer.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import typer
 from rich.console import Console
 
 from laya.cli.output import print_json
-from laya.cli.plan_advice import Line, alternatives
+from laya.cli.plan_advice import alternatives
 from laya.cli.plan_config import show_whole, whole_fields, whole_plan
+from laya.cli.plan_line import Line, budget_of, clamped_notes
 from laya.cli.plan_model import Asking, Subject, cards_of, subject_described, subject_named
 from laya.cli.plan_show import rule_of_thumb, show_alternatives, show_choices, show_devices, show_left, show_verdict
 from laya.cli.plan_speed import show_speed, speed_fields, speed_of
-from laya.cli.plan_table import compare_fields, compared, show_compare, show_table, table_fields
+from laya.cli.plan_table import compare_code, compare_fields, compared, show_compare, show_table, table_fields
 from laya.cli.plan_vllm import VllmFlags, show_vllm_plan
 from laya.cli.rates import kept_rates
 from laya.config import Config, load_config, parse_engine_flags
 from laya.errors import ConfigError, InsufficientMemory
-from laya.memory import Budget, Machine
+from laya.memory import Budget
+from laya.memory.limits import model_budget
 
 
 def _setting(*names: str, help: str | None = None) -> Any:
@@ -43,6 +45,9 @@ AsTable = Annotated[bool, typer.Option("--table", help="The grid of contexts and
 Compare = Annotated[tuple[Path, Path] | None, typer.Option(help="Two config files, side by side.", metavar="OLD NEW")]
 Params = Annotated[Path | None, typer.Option(help="A JSON description of an architecture instead of a model.")]
 Cards = Annotated[str | None, typer.Option("--gpu-memory", help="Plan for cards of this size: 24GiB, 24GiB,24GiB.")]
+FreeMemory = Annotated[
+    str | None, typer.Option("--memory", help="Plan for a machine or container with so much memory free, e.g. 64GiB.")
+]
 ForVllm = Annotated[bool, typer.Option("--vllm", help="As vLLM would run it, on --gpu-memory cards or those here.")]
 # Parameters that are settings: their flags are read by the same code as those of `laya serve`.
 SETTINGS = frozenset(
@@ -63,6 +68,7 @@ def plan(
     task: Annotated[str | None, _setting("--task", help="chat, embed or rerank.")] = None,
     memory_budget: Budgeted = None,
     gpu_memory: Cards = None,
+    memory: FreeMemory = None,
     table: AsTable = False,
     compare: Compare = None,
     params: Params = None,
@@ -94,6 +100,7 @@ def plan(
         config_file=config_file,
         memory_budget=memory_budget,
         gpu_memory=gpu_memory,
+        memory=memory,
         total_context=ctx_size,
         as_json=as_json,
     )
@@ -117,8 +124,17 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True):
     config_file: Path | None
     memory_budget: str | None
     gpu_memory: str | None
+    memory: str | None
     total_context: str | None  # llama.cpp's --ctx-size
     as_json: bool
+
+    def budget_text(self, config: Config) -> str | int | None:
+        """The budget as it was written."""
+        return self.memory_budget if self.memory_budget is not None else config.memory.budget
+
+    def budget(self, config: Config) -> Budget:
+        """What may be planned with. Raises ConfigError."""
+        return budget_of(self.memory, self.budget_text(config))
 
     def check(self) -> None:
         """Raise ConfigError where two ways to plan are asked for at once."""
@@ -138,9 +154,9 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True):
 def _answer(asked: _Question, settings: dict[str, Any], kv_type: str | None) -> int:
     """Plan and show what was asked; the exit code. kv_type: of vLLM's cache."""
     if asked.compare is not None:
-        return _compare(asked.compare, asked.model, settings, asked.as_json)
+        return _compare(asked, asked.compare, settings)
     config = load_config(asked.config_file, os.environ)
-    budget = Machine().budget(asked.memory_budget if asked.memory_budget is not None else config.memory.budget)
+    budget = asked.budget(config)
     asking = Asking(config=config, settings=settings, card_bytes=cards_of(asked.gpu_memory))
     if asked.vllm is not None:
         fits = show_vllm_plan(asked.model, asking, budget, asked.vllm, kv_type, as_json=asked.as_json)
@@ -150,16 +166,20 @@ def _answer(asked: _Question, settings: dict[str, Any], kv_type: str | None) -> 
     elif asked.model is not None:
         subject = subject_named(asked.model, asking)
     else:
-        return _whole(asking, budget, asked.as_json, has_table=asked.table)
+        return _whole(asking, budget, asked)
     if asked.total_context is not None:
         each = f"llama.cpp's total of all slots: max_seq_len {settings['max_seq_len']} each"
         subject = msgspec.structs.replace(
             subject, notes=(*subject.notes, f"--ctx-size {asked.total_context} is {each}")
         )
+    more = clamped_notes(asked.budget_text(config), budget)
+    subject = msgspec.structs.replace(subject, notes=(*subject.notes, *more))
     if asked.table:
         return _table(subject, budget, asked.as_json)
     file = str(asked.config_file) if asked.config_file else None
-    line = Line(asking=asking, budget=asked.memory_budget, config=file, gpu_memory=asked.gpu_memory)
+    line = Line(
+        asking=asking, budget=asked.memory_budget, config=file, gpu_memory=asked.gpu_memory, memory=asked.memory
+    )
     return _one(subject, budget, line, asked.as_json)
 
 
@@ -168,7 +188,8 @@ def _one(subject: Subject, budget: Budget, line: Line, as_json: bool) -> int:
     rates = kept_rates()
     made = subject.plan(budget, rates)
     speed = speed_of(subject.model, subject.asked, made, rates)
-    instead = [] if made.fits else alternatives(subject, made, line, budget)
+    instead = [] if made.fits else alternatives(subject, made, line, rates)
+    budget = model_budget(subject.asked, budget)
     weights = subject.model.facts.weights_bytes
     if as_json:
         low, high = rule_of_thumb(weights)
@@ -200,26 +221,27 @@ def _table(subject: Subject, budget: Budget, as_json: bool) -> int:
     return 0
 
 
-def _compare(files: tuple[Path, Path], model: str | None, settings: dict[str, Any], as_json: bool) -> int:
-    """Both configs; the exit code is that of the second, the one to change to."""
+def _compare(asked: _Question, files: tuple[Path, Path], settings: dict[str, Any]) -> int:
+    """Both configs; the exit code is that of the second, the one to change to, and 2 where one names what is not."""
     configs: tuple[Config, Config] = (load_config(files[0], os.environ), load_config(files[1], os.environ))
-    found = compared(configs, [model] if model is not None else [], settings)
-    if as_json:
+    found = compared(configs, asked.model, settings, asked.budget)
+    if asked.as_json:
         print_json(compare_fields(found, files))
     else:
         show_compare(Console(highlight=False), found, files)
-    return _exit_code(all(new.plan is None or new.plan.fits for _, new in found.values()))
+    return compare_code(found)
 
 
-def _whole(asking: Asking, budget: Budget, as_json: bool, *, has_table: bool) -> int:
-    if has_table:
+def _whole(asking: Asking, budget: Budget, asked: _Question) -> int:
+    if asked.table:
         raise ConfigError("--table is of one model: laya plan MODEL --table", param="table")
     whole = whole_plan(asking, budget, kept_rates())
-    if as_json:
-        print_json(whole_fields(whole, budget))
+    notes = clamped_notes(asked.budget_text(asking.config), budget)
+    if asked.as_json:
+        print_json(whole_fields(whole, budget) | {"notes": list(notes)})
     else:
-        show_whole(Console(highlight=False), whole, budget)
-    return _exit_code(whole.fits)
+        show_whole(Console(highlight=False), whole, budget, notes)
+    return whole.exit_code
 
 
 def _exit_code(fits: bool) -> int:

@@ -1,125 +1,110 @@
 """Owns: what to do about a plan that does not fit, as command lines that work when pasted.
 
-Settings come from the memory room; here they become whole commands, and a smaller model of the catalogue and the card
-that would do are added, planned the same way.
+Settings come from the memory room; here they become whole commands, and other models of the catalogue, cards and
+memory that would do are added. Each is planned as it would be when pasted, and none is named that does not fit.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from laya.cli.plan_model import Asking, Subject, subject_named, usable_of
-from laya.config import parse_engine_flags
+from laya.cli.plan_line import Alternative, Line
+from laya.cli.plan_model import Subject, subject_named
+from laya.config import parse_budget
 from laya.errors import LayaError
-from laya.memory import Budget, size_text
-from laya.memory.advice import CARD_GIB
-from laya.memory.fit import fit
-from laya.memory.planner import Model
+from laya.memory import size_text
+from laya.memory.advice import CARD_GIB, SOLD_GIB
+from laya.memory.fit import choices
+from laya.memory.placement import CPU
+from laya.memory.rates import MachineRates
+from laya.memory.sizes import flag_text
 from laya.models import available, entries
-from laya.types import GIB, AskedSettings, Plan, Suggestion
+from laya.types import GIB, MIB, Plan
 
-BUDGET_FLAG = "--memory-budget"
 ENOUGH = 3
-MODEST_TOKENS = 4096
+OTHER_MODELS = 3
+SIDE_BY_SIDE = (2, 4, 8)  # cards, where none that is sold is large enough
+MODEST_TOKENS, LEAST_TOKENS = 4096, 512
+SHARE = 0.8  # of memory that is to be bought, for engines
+MEMORY_MIB = (*range(128, 1024, 64), 1024, 2048, *(size * GIB // MIB for size in SOLD_GIB))
 _QUANTIZATION = re.compile(r"[-.:_](?:ud-)?(?:i?q\d\w*|[bf]?f(?:16|32)|mxfp4\w*|fp8|awq|gptq)$")
 MODEL_SETTINGS = ("max_seq_len", "max_num_seqs", "kv_cache_dtype", "task")  # what is asked of another model too
+LIMITS = ("memory_limit",)  # what bounds any model
 
 
-class Alternative(msgspec.Struct, frozen=True, kw_only=True):
-    """A command that plans something that fits."""
+def alternatives(subject: Subject, plan: Plan, line: Line, rates: MachineRates | None = None) -> list[Alternative]:
+    """Everything that fits instead: changed settings, the same model in fewer bits, smaller ones, a card.
 
-    command: str
-    total_bytes: int
-    note: str
-
-
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """The command line of a plan, to be written again with changes."""
-
-    asking: Asking
-    budget: str | None = None
-    config: str | None = None
-    gpu_memory: str | None = None
-
-    def command(self, word: str, flags: str = "", gpu_memory: str | None = None) -> str:
-        """`laya plan WORD` with the settings of this line and `flags` over them."""
-        words, budget = shlex.split(flags), self.budget
-        if BUDGET_FLAG in words:
-            at = words.index(BUDGET_FLAG)
-            budget = words[at + 1]
-            del words[at : at + 2]
-        settings = self.asking.settings | parse_engine_flags(words)
-        parts = ["laya plan", word, *flags_of(settings)]
-        pairs = ((BUDGET_FLAG, budget), ("--config", self.config), ("--gpu-memory", gpu_memory or self.gpu_memory))
-        return " ".join([*parts, *(f"{flag} {shlex.quote(value)}" for flag, value in pairs if value is not None)])
-
-
-def flags_of(settings: dict[str, Any]) -> list[str]:
-    """Settings as Laya's own flags."""
-    flags = []
-    for name, value in settings.items():
-        flag = f"--{name.replace('_', '-')}"
-        if value is False:
-            flags.append(f"--no-{name.replace('_', '-')}")
-        else:
-            flags.append(flag if value is True else f"{flag} {shlex.quote(str(value))}")
-    return flags
-
-
-def alternatives(subject: Subject, plan: Plan, line: Line, budget: Budget) -> list[Alternative]:
-    """Everything that fits instead: changed settings, the same model in fewer bits, a smaller one, a card.
-
-    Where this leaves fewer than ENOUGH, a smaller model and a card with settings of their own are added.
+    Where this leaves fewer than ENOUGH: the same with settings of their own, several cards, and memory to be had.
     """
-    word = subject.word if subject.word.startswith("--params ") else shlex.quote(subject.word)
-    found = [_changed(line, word, suggestion) for suggestion in plan.suggestions]
-    asked = {name: value for name, value in line.asking.settings.items() if name in MODEL_SETTINGS}
-    found += _other_models(subject, line, budget, asked)
-    found += _card(subject, line, word, budget, subject.asked)
-    if len(found) < ENOUGH:
-        found += _other_models(subject, line, budget, {})
-    if len(found) < ENOUGH:
-        modest = msgspec.structs.replace(subject.asked, max_num_seqs=1, max_seq_len=_modest_tokens(subject))
-        found += _card(subject, line, word, budget, modest)
-    return list({each.command: each for each in found}.values())
+    found: list[Alternative | None] = [
+        _tried(line.changed(each.flags), subject, each.note, rates) for each in plan.suggestions
+    ]
+    others = _other_models(subject, line, MODEL_SETTINGS, rates)
+    found += others or _other_models(subject, line, (), rates)
+    cards = _cards(subject, line, (1,), rates)
+    found += cards
+    chosen = _distinct(found)
+    if not others and not plan.suggestions:
+        chosen = _distinct([*chosen, *_least(subject, line, rates)])
+    if len(chosen) < ENOUGH or not cards:
+        chosen = _distinct([*chosen, *_cards(subject, line, SIDE_BY_SIDE, rates)])
+    more = _more(subject, line, rates)
+    while len(chosen) < ENOUGH:
+        each = next(more, None)
+        if each is None:
+            break
+        chosen = _distinct([*chosen, each])
+    return chosen
 
 
-def _changed(line: Line, word: str, suggestion: Suggestion) -> Alternative:
-    return Alternative(
-        command=line.command(word, suggestion.flags), total_bytes=suggestion.total_bytes, note=suggestion.note
-    )
+def _distinct(found: Sequence[Alternative | None]) -> list[Alternative]:
+    return list({each.command: each for each in found if each is not None}.values())
 
 
-def _other_models(subject: Subject, line: Line, budget: Budget, settings: dict[str, Any]) -> list[Alternative]:
-    """The same model in fewer bits, if one is known, and the largest smaller model of the catalogue."""
-    known = [entry for entry in entries() if entry.file_bytes < subject.model.facts.weights_bytes]
-    known = [entry for entry in known if entry.task == subject.asked.task]
-    notes = {entry.id: f"smaller: {entry.what_for}" for entry in sorted(known, key=lambda entry: -entry.file_bytes)}
-    found = []
-    for names, note in ((_variants(subject, line), "the same model in fewer bits"), (list(notes), None)):
-        for name in names:
-            other = _fitting(name, line, budget, settings, note or notes[name])
-            if other is not None:
-                found.append(other)
-                break
+def _tried(line: Line, subject: Subject, note: str, rates: MachineRates | None) -> Alternative | None:
+    try:
+        return line.tried(subject, note, rates)
+    except LayaError:  # trained for less than was asked
+        return None
+
+
+def _kept(line: Line, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in line.asking.settings.items() if name in names}
+
+
+def _other_models(
+    subject: Subject, line: Line, names: tuple[str, ...], rates: MachineRates | None
+) -> list[Alternative]:
+    """The same model in fewer bits, if one is known, and the largest smaller models of the catalogue."""
+    bare = _bare(line, (*names, *LIMITS))
+    fewer = (_named(name, bare, "the same model in fewer bits", rates) for name in _variants(subject, line))
+    found = [each for each in fewer if each is not None][:1]
+    weights, base = subject.model.facts.weights_bytes, base_name(subject.model.id)
+    known = [entry for entry in entries() if entry.file_bytes < weights and entry.task == subject.asked.task]
+    for entry in sorted(known, key=lambda entry: -entry.file_bytes):
+        other = _named(entry.id, bare, f"smaller: {entry.what_for}", rates) if base_name(entry.id) != base else None
+        if other is not None and len(found) < OTHER_MODELS:
+            found.append(other)
     return found
 
 
-def _fitting(name: str, line: Line, budget: Budget, settings: dict[str, Any], note: str) -> Alternative | None:
-    asking = msgspec.structs.replace(line.asking, settings=settings, card_bytes=())
+def _bare(line: Line, names: tuple[str, ...]) -> Line:
+    """The line with these settings alone, on the CPU."""
+    asking = msgspec.structs.replace(line.asking, settings=_kept(line, names), card_bytes=())
+    return msgspec.structs.replace(line, asking=asking, gpu_memory=None)
+
+
+def _named(name: str, line: Line, note: str, rates: MachineRates | None) -> Alternative | None:
     try:
-        other = subject_named(name, asking).plan(budget)
+        return line.tried(subject_named(name, line.asking), note, rates)
     except LayaError:  # trained for less than was asked, or a file that is broken: not this one
         return None
-    if not other.fits:
-        return None
-    bare = msgspec.structs.replace(line, asking=asking, gpu_memory=None)
-    return Alternative(command=bare.command(shlex.quote(name)), total_bytes=other.need_bytes, note=note)
 
 
 def _variants(subject: Subject, line: Line) -> list[str]:
@@ -136,24 +121,81 @@ def base_name(model_id: str) -> str:
     return _QUANTIZATION.sub("", model_id.rpartition("/")[2].casefold().removesuffix(".gguf"))
 
 
-def _card(subject: Subject, line: Line, word: str, budget: Budget, asked: AskedSettings) -> list[Alternative]:
-    """The smallest card on which all of it fits with these settings, the rest of it in this machine's memory."""
-    flags = "" if asked == subject.asked else f"--max-num-seqs {asked.max_num_seqs} --max-seq-len {asked.max_seq_len}"
-    for size in CARD_GIB:
-        model = with_cards(subject.model, (size * GIB,))
-        other = fit(model, msgspec.structs.replace(asked, gpu_layers=model.shape.n_layer + 1), budget)
-        if other.fits:
-            gpu = next(device.total_bytes for device in other.devices if device.device == "gpu0")
-            note = f"on a {size} GB card, all layers on it: {size_text(gpu)} there"
-            command = line.command(word, flags, gpu_memory=f"{size}GiB")
-            return [Alternative(command=command, total_bytes=other.need_bytes, note=note)]
+def _cards(subject: Subject, line: Line, counts: tuple[int, ...], rates: MachineRates | None) -> list[Alternative]:
+    """The fewest, then smallest cards on which all layers fit, with these settings or modest ones."""
+    modest = {"max_num_seqs": 1, "max_seq_len": _tokens(subject, MODEST_TOKENS)}
+    settings = line.asking.settings
+    for tried in (settings, settings | modest):
+        for count in counts:
+            found = _smallest_cards(subject, line.set(tried), count, rates)
+            if found is not None:
+                return [found]
     return []
 
 
-def _modest_tokens(subject: Subject) -> int:
-    return min(MODEST_TOKENS, subject.model.shape.n_ctx_train, subject.asked.max_seq_len or MODEST_TOKENS)
+def _smallest_cards(subject: Subject, line: Line, count: int, rates: MachineRates | None) -> Alternative | None:
+    every = subject.model.shape.n_layer + 1
+    for size in CARD_GIB:
+        asking = msgspec.structs.replace(line.asking, card_bytes=(size * GIB,) * count)
+        on_cards = msgspec.structs.replace(line, asking=asking, gpu_memory=",".join([f"{size}GiB"] * count))
+        made = on_cards.plan(subject, rates, gpu_layers=every)
+        if made.fits:
+            there = sum(device.total_bytes for device in made.devices if device.device != CPU)
+            which = f"a {size} GB card" if count == 1 else f"{count} cards of {size} GB (one is not enough)"
+            return on_cards.tried(subject, f"on {which}, all layers there: {size_text(there)}", rates)
+        if any(device.total_bytes > device.budget_bytes for device in made.devices if device.device == CPU):
+            return None  # what stays in RAM is too much: no card changes that
+    return None
 
 
-def with_cards(model: Model, card_bytes: tuple[int, ...]) -> Model:
-    """The same model beside these cards."""
-    return msgspec.structs.replace(model, gpu_free_bytes=usable_of(card_bytes))
+def _least(subject: Subject, line: Line, rates: MachineRates | None) -> Iterator[Alternative]:
+    """Where no model fits: the least that the smallest one of the catalogue does with."""
+    smallest = min(
+        (entry for entry in entries() if entry.task == subject.asked.task), key=lambda entry: entry.file_bytes
+    )
+    bare = _bare(line, LIMITS)
+    other = subject_named(smallest.id, bare.asking)
+    for each in bare.plan(other, rates).suggestions[-1:]:
+        raised = _tried(bare.changed(each.flags), other, f"the least of all: {each.note}", rates)
+        if raised is not None:
+            yield raised
+            return
+    least = bare.changed(f"--max-num-seqs 1 --max-seq-len {LEAST_TOKENS}")
+    found = _in_memory(other, least, "the least of all", rates)
+    if found is not None:
+        yield found
+
+
+def _more(subject: Subject, line: Line, rates: MachineRates | None) -> Iterator[Alternative]:
+    """The memory that would do, for what was asked, for all of it, and for less."""
+    most = next(choices(subject.model, subject.asked))
+    shapes = [(most.max_num_seqs, most.max_seq_len)]
+    shapes += [(1, _tokens(subject, n_tokens)) for n_tokens in (MODEST_TOKENS, LEAST_TOKENS)]
+    wanted = [("", "what was asked")]
+    wanted += [(f"--max-num-seqs {n} --max-seq-len {tokens}", f"{n} x {tokens} tokens") for n, tokens in shapes]
+    seen = set()
+    for flags, what in wanted:
+        found = _in_memory(subject, line.changed(flags), what, rates)
+        if found is not None and found.total_bytes not in seen:
+            seen.add(found.total_bytes)
+            yield found
+
+
+def _in_memory(subject: Subject, line: Line, what: str, rates: MachineRates | None) -> Alternative | None:
+    """The least memory of a machine, or of its container, in which this line fits; own limits grow with it."""
+    config = line.asking.config.memory.budget
+    is_amount = line.budget is not None or isinstance(parse_budget(config), int)
+    for size in MEMORY_MIB:
+        note = f"{what}, in a machine or container with {size_text(size * MIB)} free"
+        larger = msgspec.structs.replace(line, memory=f"{size}MiB" if size < 1024 else f"{size // 1024}GiB")
+        larger = msgspec.structs.replace(larger, budget=f"{SHARE:.0%}" if is_amount else None)
+        if "memory_limit" in line.asking.settings:
+            larger = larger.changed(f"--memory-limit {flag_text(int(SHARE * size) * MIB)}")
+        found = _tried(larger, subject, note, rates)
+        if found is not None:
+            return found
+    return None
+
+
+def _tokens(subject: Subject, most: int) -> int:
+    return min(most, subject.model.shape.n_ctx_train, subject.asked.max_seq_len or most)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from laya.cli.output import print_table, shown
 from laya.cli.plan_model import Asking, Subject, subject_named
-from laya.errors import LayaError
+from laya.errors import ConfigError, InsufficientMemory, LayaError
 from laya.memory import Budget, size_text
 from laya.memory.rates import MachineRates
 from laya.memory.together import MOST_MODELS, Meeting, coexisting, meetings
@@ -26,6 +26,7 @@ class WholePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     plans: dict[str, Plan]
     errors: dict[str, str]  # model -> why it has no plan
+    error_codes: list[int]  # the exit code of each
     pinned: list[str]
     together: list[tuple[str, ...]]
     meetings: list[Meeting]
@@ -35,6 +36,13 @@ class WholePlan(msgspec.Struct, frozen=True, kw_only=True):
         """Whether each model fits alone."""
         return not self.errors and all(plan.fits for plan in self.plans.values())
 
+    @property
+    def exit_code(self) -> int:
+        """2 where the config names what is not there, 1 where an address did not answer, 3 where one does not fit."""
+        if self.error_codes:
+            return ConfigError.exit_code if ConfigError.exit_code in self.error_codes else self.error_codes[0]
+        return 0 if self.fits else InsufficientMemory.exit_code
+
 
 def whole_plan(asking: Asking, budget: Budget, rates: MachineRates | None) -> WholePlan:
     """Every model under `models:`, or where there is none every model on this disk."""
@@ -42,13 +50,13 @@ def whole_plan(asking: Asking, budget: Budget, rates: MachineRates | None) -> Wh
     names = list(config.models) or [model.id for model in available(models_dir=Path(config.models_dir))]
     subjects: dict[str, Subject] = {}
     plans: dict[str, Plan] = {}
-    errors: dict[str, str] = {}
+    errors: dict[str, LayaError] = {}
     for name in names:
         try:
             subjects[name] = subject_named(name, asking)
             plans[name] = subjects[name].plan(budget, rates)
         except LayaError as error:
-            errors[name] = error.message
+            errors[name] = error
 
     def plan_in(name: str, n_bytes: int) -> Plan:
         return subjects[name].plan(msgspec.structs.replace(budget, bytes=n_bytes), rates)
@@ -57,7 +65,8 @@ def whole_plan(asking: Asking, budget: Budget, rates: MachineRates | None) -> Wh
     needs = {name: plan.need_bytes for name, plan in plans.items() if plan.fits}
     return WholePlan(
         plans=plans,
-        errors=errors,
+        errors={name: error.message for name, error in errors.items()},
+        error_codes=[error.exit_code for error in errors.values()],
         pinned=pinned,
         together=coexisting(needs, budget.bytes),
         meetings=meetings(plans, pinned, budget.bytes, plan_in),
@@ -67,11 +76,14 @@ def whole_plan(asking: Asking, budget: Budget, rates: MachineRates | None) -> Wh
 def whole_fields(whole: WholePlan, budget: Budget) -> dict[str, Any]:
     """As JSON."""
     fields: dict[str, Any] = msgspec.to_builtins(whole)
+    del fields["error_codes"]
     return {"fits": whole.fits, "budget_bytes": budget.bytes, "limit": budget.limit} | fields
 
 
-def show_whole(console: Console, whole: WholePlan, budget: Budget) -> None:
+def show_whole(console: Console, whole: WholePlan, budget: Budget, notes: tuple[str, ...] = ()) -> None:
     console.print(f" {size_text(budget.bytes)} may be used ({shown(budget.limit)})", soft_wrap=True)
+    for note in notes:
+        console.print(f" [dim]note[/]  {shown(note)}", soft_wrap=True)
     if not whole.plans and not whole.errors:
         console.print(
             " No model in the config and none on this disk: `laya plan smollm2` plans one that can be pulled."
@@ -89,6 +101,8 @@ def show_whole(console: Console, whole: WholePlan, budget: Budget) -> None:
     for name, error in whole.errors.items():
         console.print(f" [red]{shown(name)}[/]: {shown(error)}", soft_wrap=True)
     _show_together(console, whole)
+    if whole.meetings:
+        console.print(" [dim]where one other model is loaded:[/]")
     for name in whole.plans:
         _show_meetings(console, name, whole)
 
@@ -105,7 +119,7 @@ def _show_together(console: Console, whole: WholePlan) -> None:
 
 
 def _show_meetings(console: Console, name: str, whole: WholePlan) -> None:
-    """One line for each model: what asking for it does to those that are loaded."""
+    """One line for each model: what asking for it does where one other model is loaded."""
     parts: dict[str, list[str]] = {}
     for meeting in whole.meetings:
         if meeting.asked != name:
@@ -116,5 +130,5 @@ def _show_meetings(console: Console, name: str, whole: WholePlan) -> None:
         else:
             parts.setdefault(_WORDS[meeting.outcome], []).append(meeting.loaded)
     if parts:
-        words = "; ".join(f"{verb} {', '.join(map(shown, names))}" for verb, names in parts.items())
+        words = "; ".join(f"{verb} {' or '.join(map(shown, names))}" for verb, names in parts.items())
         console.print(f" [dim]asked for[/] {shown(name)}  [dim]->[/]  {words}", soft_wrap=True)

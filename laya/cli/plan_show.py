@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from string import ascii_lowercase
+
 from rich.console import Console
 
 from laya.cli.output import knows_unicode, shown
-from laya.cli.plan_advice import Alternative
+from laya.cli.plan_line import Alternative
 from laya.memory import Budget, ModelFacts, size_text
 from laya.memory.caches import kv_bytes_per_token
 from laya.memory.ggml import KV_CACHE_TYPES
@@ -115,7 +117,7 @@ def show_alternatives(console: Console, found: list[Alternative]) -> None:
     """Commands that plan something that fits."""
     console.print("\n These do (planned the same way):")
     width = max(len(each.command) for each in found)
-    for letter, each in zip("abcdefgh", found, strict=False):
+    for letter, each in zip(ascii_lowercase, found, strict=False):
         figures = f"{shown(each.command):<{width}}  {size_text(each.total_bytes):>9}"
         console.print(f"   {letter}  {figures}   [dim]{shown(each.note)}[/]", soft_wrap=True)
     console.print()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from rich.table import Table
 from laya.cli.output import print_table, shown
 from laya.cli.plan_model import Asking, Subject, subject_named
 from laya.config import Config
-from laya.errors import LayaError
-from laya.memory import Budget, Machine, size_text
+from laya.errors import ConfigError, InsufficientMemory, LayaError
+from laya.memory import Budget, size_text
 from laya.memory.grid import Cell, grid
+from laya.memory.limits import model_budget
 from laya.models import default_model
 from laya.types import Plan
 
@@ -24,13 +26,21 @@ _SHOWN_SETTINGS = ("max_seq_len", "max_num_seqs", "kv_cache_dtype", "kv_pool_tok
 def table_fields(subject: Subject, budget: Budget) -> dict[str, Any]:
     """The grid as JSON."""
     rows = grid(subject.model, subject.asked, budget)
+    budget = model_budget(subject.asked, budget)
     cells = [msgspec.to_builtins(cell) for row in rows for cell in row]
-    return {"model": subject.model.id, "budget_bytes": budget.bytes, "limit": budget.limit, "cells": cells}
+    return {
+        "model": subject.model.id,
+        "budget_bytes": budget.bytes,
+        "limit": budget.limit,
+        "cells": cells,
+        "notes": list(subject.notes),
+    }
 
 
 def show_table(console: Console, subject: Subject, budget: Budget) -> None:
     """The grid for people: what fits is marked, and what the rule of thumb would have said stands below."""
     rows = grid(subject.model, subject.asked, budget)
+    budget = model_budget(subject.asked, budget)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("sequences", justify="right")
     for cell in rows[0]:
@@ -43,6 +53,8 @@ def show_table(console: Console, subject: Subject, budget: Budget) -> None:
     console.print(f" [bold]{shown(subject.model.id)}[/]   {about}", soft_wrap=True)
     print_table(console, table)
     console.print(f" [green]+[/] fits   [red]-[/] does not{_weights_text(subject)}", soft_wrap=True)
+    for note in subject.notes:
+        console.print(f" [dim]note[/]     {shown(note)}", soft_wrap=True)
 
 
 def _cell_text(cell: Cell) -> str:
@@ -56,10 +68,11 @@ def _weights_text(subject: Subject) -> str:
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """A model under one of two configs: its plan, or why there is none."""
+    """A model under one of two configs: its plan, or why there is none; neither where this config has no such model."""
 
     plan: Plan | None = None
     error: str | None = None
+    exit_code: int = 0
 
     def value(self, name: str) -> str:
         return str(getattr(self.plan.settings, name)) if self.plan else ""
@@ -68,18 +81,39 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 Compared = dict[str, tuple[Side, Side]]
 
 
-def compared(configs: tuple[Config, Config], names: list[str], settings: dict[str, Any]) -> Compared:
-    """Each model's plan under both configs. No names: every model of either, or the default one."""
+def compared(
+    configs: tuple[Config, Config], model: str | None, settings: dict[str, Any], budget_of: Callable[[Config], Budget]
+) -> Compared:
+    """Each model's plan under both configs. No model: every one of either, or the default one."""
     every = list(dict.fromkeys([*configs[0].models, *configs[1].models])) or [default_model()]
-    return {name: tuple(_side(config, name, settings) for config in configs) for name in names or every}  # type: ignore[misc]
+    found: Compared = {}
+    for name in [model] if model is not None else every:
+        is_named = any(name in config.models for config in configs)
+        old, new = (_side(config, name, settings, budget_of, is_named=is_named) for config in configs)
+        found[name] = (old, new)
+    return found
 
 
-def _side(config: Config, name: str, settings: dict[str, Any]) -> Side:
+def _side(
+    config: Config, name: str, settings: dict[str, Any], budget_of: Callable[[Config], Budget], *, is_named: bool
+) -> Side:
+    """is_named: one of the configs has the model, so that to the other it may be unknown."""
+    budget = budget_of(config)
     try:
-        budget = Machine().budget(config.memory.budget)
-        return Side(plan=subject_named(name, Asking(config=config, settings=settings)).plan(budget))
+        made = subject_named(name, Asking(config=config, settings=settings)).plan(budget)
     except LayaError as error:
-        return Side(error=error.message)
+        if is_named and name not in config.models:
+            return Side()
+        return Side(error=error.message, exit_code=error.exit_code)
+    return Side(plan=made, exit_code=0 if made.fits else InsufficientMemory.exit_code)
+
+
+def compare_code(found: Compared) -> int:
+    """The exit code: that of a side that could not be planned, else whether all models of the new config fit."""
+    failed = [side.exit_code for sides in found.values() for side in sides if side.error]
+    return min(failed, key=lambda code: code != ConfigError.exit_code, default=0) or max(
+        (new.exit_code for _, new in found.values()), default=0
+    )
 
 
 def compare_fields(found: Compared, files: tuple[Path, Path]) -> dict[str, Any]:
@@ -116,7 +150,7 @@ def _rows(sides: tuple[Side, Side]) -> list[tuple[str, ...]]:
         rows.append((name, *(size_text(n_bytes) if n_bytes else "" for n_bytes in amounts), ""))
     if old.plan and new.plan:
         rows.append(("total", *(_total_text(side) for side in sides), _ratio_text(old.plan, new.plan)))
-    elif old.plan or new.plan:
+    else:
         rows.append(("total", *(_total_text(side) for side in sides), ""))
     return rows
 
@@ -131,7 +165,7 @@ def _terms(side: Side) -> dict[str, int]:
 
 def _total_text(side: Side) -> str:
     if side.plan is None:
-        return "no plan"
+        return "no plan" if side.error else "not in it"
     return f"{size_text(side.plan.need_bytes)} {'fits' if side.plan.fits else 'DOES NOT FIT'}"
 
 

@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 
 from laya.cli.output import print_json
-from laya.cli.plan_advice import Alternative
+from laya.cli.plan_line import Alternative
 from laya.cli.plan_model import Asking
 from laya.cli.plan_show import show_alternatives, show_choices, show_devices, show_verdict
 from laya.errors import ConfigError

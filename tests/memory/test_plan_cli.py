@@ -236,7 +236,7 @@ def test_whole_config_says_what_coexists_and_what_makes_way(
     (tmp_path / "config.yaml").write_text(f"version: 1\nmemory: {{budget: {2 * need - 1}}}\n{models}\n")
     code, text = laya_plan("--json")
     seen = json.loads(text)
-    assert code == 3  # `gone` can't be planned
+    assert code == 2  # `gone` is not there
     assert set(seen["plans"]) == {"a", "b", "c"}
     assert "x.gguf" in seen["errors"]["gone"]
     found = {(each["asked"], each["loaded"]): each["outcome"] for each in seen["meetings"]}
@@ -244,7 +244,7 @@ def test_whole_config_says_what_coexists_and_what_makes_way(
     assert found["b", "a"] == "unloads"
     assert found["c", "a"] == "smaller"
     code, text = laya_plan()
-    for words in ("together", "refused beside b", "unloads a", "pinned"):
+    for words in ("together", "refused beside b", "unloads a", "pinned", "where one other model is loaded"):
         assert words in text
 
 
