@@ -109,7 +109,11 @@ class Machine:
     def _gateway_due_bytes(self) -> int:
         """What the gateway will hold beyond what this process, it or a command before it, holds already."""
         held = re.search(r"^RssAnon:\s+(\d+) kB$", self._text("proc/self/status"), re.MULTILINE)
-        return max(0, GATEWAY_BYTES - int(held[1]) * KIB) if held else 0
+        if held is None:
+            return 0
+        held_bytes = int(held[1]) * KIB
+        kernel_bytes = held_bytes // 20  # page tables and stacks of it, at most: a group's use has them, RssAnon not
+        return max(0, GATEWAY_BYTES - held_bytes - kernel_bytes)
 
     def cores(self) -> int:
         """Cores that engines may compute on: allowed by affinity and, rounded down, by the CPU quota; at least 1.

@@ -96,12 +96,13 @@ def test_memory_of_our_own_engines_counts_as_ours(tmp_path: Path) -> None:
 
 
 def test_a_command_plans_with_what_the_gateway_will_have(tmp_path: Path) -> None:
-    """The same group of 290 MiB, seen by `laya plan` (27 MiB), a new gateway (44 MiB) and one that has grown."""
+    """The same group of 290 MiB, seen by `laya plan` (27 MiB), a new gateway (44 MiB) and a later one."""
     budgets = []
-    for held in (27 * MIB, 44 * MIB, 64 * MIB):
+    for held in (27 * MIB, 44 * MIB, 60 * MIB):
         group = {
             "memory.limit_in_bytes": str(290 * MIB),
             "memory.stat": V1_STAT.format(anon=held, file=0, limit=290 * MIB, shmem=0),
+            "memory.kmem.usage_in_bytes": str(held // 20),
         }
         machine = v1(tmp_path / str(held), "/small", {"/small": group})
         tree(machine.root, {"proc/self/status": f"Name:\tlaya\nRssAnon:\t   {held // KIB} kB\n"})
