@@ -130,9 +130,7 @@ def refusal(plan: Plan, budget: Budget) -> InsufficientMemory:
     else:
         own = f" --memory-limit {flag_text(available_bytes)}" if limit == MEMORY_LIMIT else ""
         own += f" --memory-budget {flag_text(budget.total_bytes)}" if budget.is_users and budget.total_bytes else ""
-        words.append(
-            f"No setting of it fits; `laya plan {plan.model}{own}` names models, cards and memory that do."
-        )
+        words.append(f"No setting of it fits; `laya plan {plan.model}{own}` names models, cards and memory that do.")
     return InsufficientMemory(
         " ".join(words),
         need_bytes=plan.need_bytes,

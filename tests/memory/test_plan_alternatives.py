@@ -138,3 +138,12 @@ def test_compare_plans_in_the_memory_that_was_asked(laya_plan: Any, tmp_path: Pa
     assert laya_plan(*words)[0] == 0
     assert laya_plan(*words, "--memory-budget", "100MiB")[0] == 3
     assert laya_plan(*words, "--memory", "150MiB")[0] == 3
+
+
+def test_what_is_said_of_several_loaded_models_is_said_of_either(laya_plan: Any, tmp_path: Path) -> None:
+    models = ", ".join(f"{name}: {{source: smollm2, max_num_seqs: 1}}" for name in ("m1", "m2", "m3"))
+    (tmp_path / "config.yaml").write_text(f"version: 1\nmodels: {{{models}}}\n")
+    code, text = laya_plan("--memory", "2GiB")
+    assert code == 0
+    assert "where one other model is loaded:" in text
+    assert "asked for m2  ->  beside m1 or m3" in text
