@@ -130,12 +130,7 @@ def shape_of(architecture: str, params: dict[str, Any]) -> ModelShape:
         if name not in _Params.__struct_fields__:
             raise ValueError(f"params.{name} is not known" + _did_you_mean(nearest(name, _Params.__struct_fields__)))
     given = msgspec.convert(params, _Params)
-    for name in _Params.__struct_fields__:
-        value = getattr(given, name)
-        least = int(name in params and name in _AT_LEAST_ONE.split())
-        most = MAX_LAYERS if name.startswith("n_layer") else MAX_COUNT
-        if isinstance(value, int) and not least <= value <= most:
-            raise ValueError(f"params.{name} is {value}; it must be between {least} and {most}")
+    _check_ranges(given, params)
     _check_together(given)
     _check_zeros(given, params)
     head_k = given.head_dim_k or (given.n_embd // given.n_head if given.n_head else 0)
@@ -165,6 +160,16 @@ def shape_of(architecture: str, params: dict[str, Any]) -> ModelShape:
         recurrent=recurrent,
         bound="a description: its weights, vocabulary and graph are estimated",
     )
+
+
+def _check_ranges(given: _Params, params: dict[str, Any]) -> None:
+    """Each count by itself. Raises ValueError."""
+    for name in _Params.__struct_fields__:
+        value = getattr(given, name)
+        least = int(name in params and name in _AT_LEAST_ONE.split())
+        most = MAX_LAYERS if name.startswith("n_layer") else MAX_COUNT
+        if isinstance(value, int) and not least <= value <= most:
+            raise ValueError(f"params.{name} is {value}; it must be between {least} and {most}")
 
 
 def _check_together(given: _Params) -> None:
