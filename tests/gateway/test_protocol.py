@@ -552,7 +552,7 @@ async def test_unknown_model_names_the_nearest(tmp_path: Path) -> None:
         assert_error(answer, 404, "model_not_found")
         assert "Did you mean 'stub'?" in answer.error["message"]
         assert_error(await gate.ask(request(method="GET", path="/v1/models/nope")), 404, "model_not_found")
-        assert_error(await gate.ask(request(method="GET", path="/v1/models/")), 404, "model_not_found")
+        assert_error(await gate.ask(request(method="GET", path="/v1/models/")), 400, "invalid_request")  # an empty name
         assert await gate.settled() == {"refused": 1}
 
 
