@@ -125,7 +125,7 @@ def test_request_for_what_does_not_fit_is_refused_with_figures(tight: Serving, m
     assert refused.value.code == "insufficient_memory"
     assert refused.value.response.headers["x-should-retry"] == "false"
     assert error["need_bytes"] > error["available_bytes"] >= 0
-    assert error["limit"] == "memory.budget"
+    assert error["limit"].startswith("memory.budget, less what is pinned: 'fits'")
     assert error["suggestions"] and all(flags.startswith("--") for flags in error["suggestions"])
     assert all(flags in error["message"] for flags in error["suggestions"])
     state = model_state(tight, model)
