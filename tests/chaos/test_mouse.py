@@ -63,32 +63,34 @@ class Felt:
         return "; ".join(parts)
 
 
+# A user at a shell, in a process of its own: in this one, its delays would be those of the clients' threads.
+SHELL = """
+import json, select, subprocess, sys, time
+took_s = []
+print("ticking", flush=True)
+while not select.select([sys.stdin], [], [], 0.02)[0]:
+    start_s = time.monotonic()
+    subprocess.run(["/bin/sh", "-c", "ls / > /dev/null"], check=True)
+    took_s.append(time.monotonic() - start_s)
+print(json.dumps(took_s), flush=True)
+"""
+
+
 @contextmanager
 def feeling() -> Iterator[Felt]:
     """A ticker and a shell, running beside the body of the `with`."""
-    felt, ended = Felt(), threading.Event()
-    ticker = subprocess.Popen(
-        [sys.executable, "-S", "-c", TICKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert ticker.stdin is not None and ticker.stdout is not None
-    assert ticker.stdout.readline() == "ticking\n"
-
-    def run_commands() -> None:
-        while not ended.is_set():
-            start_s = time.monotonic()
-            subprocess.run(["/bin/sh", "-c", "ls / > /dev/null"], check=True)
-            felt.commands.append(time.monotonic() - start_s)
-            time.sleep(0.02)
-
-    shell = threading.Thread(target=run_commands)
-    shell.start()
+    felt = Felt()
+    programs = [
+        subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for code in (TICKER, SHELL)
+    ]
+    for program in programs:
+        assert program.stdout is not None and program.stdout.readline() == "ticking\n"
     try:
         yield felt
     finally:
-        ended.set()
-        shell.join()
-        told, _ = ticker.communicate("stop\n", timeout=30)
-        felt.ticks.extend(json.loads(told))
+        for program, values in zip(programs, (felt.ticks, felt.commands), strict=True):
+            values.extend(json.loads(program.communicate("stop\n", timeout=30)[0]))
 
 
 def stream(server: RunningServer, ended: threading.Event, counts: list[int]) -> None:
