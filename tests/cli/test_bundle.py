@@ -135,7 +135,7 @@ def test_bundle_of_a_broken_config_says_what_is_wrong_with_it(tmp_path: Path) ->
         ("postgres://me:pw@db/x", f"postgres://{SECRET}@db/x"),
         ("https://hub/x?api_key=abcdefghij&y=1", f"https://hub/x?api_key={SECRET}&y=1"),
         ("/home/somebody/models/a.gguf", "~/models/a.gguf"),
-        ("/root/.local and /rooted", "~/.local and /rooted"),
+        (f"{ROOT_HOME}/.local and {ROOT_HOME}ed", f"~/.local and {ROOT_HOME}ed"),
         ("n_tokens = 31, eos token = 2 '<s>'", "n_tokens = 31, eos token = 2 '<s>'"),
         ("weights 92.1 MiB at 127.0.0.1:8000", "weights 92.1 MiB at 127.0.0.1:8000"),
     ],
