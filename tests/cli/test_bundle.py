@@ -18,6 +18,7 @@ from laya.cli.redaction import LEFT_OUT, SECRET, Redactor, secrets_of
 from laya.config.keys import hash_key
 
 ROOT = Path(__file__).parents[2]
+ROOT_HOME = "/" + "root"  # of that account, on any Linux
 PLANTED = {
     "HF_TOKEN": "hf_PlantedTokenOfTheHub0123",
     "LAYA_API_KEY": "laya-PlantedKeyOfAClient00000",
