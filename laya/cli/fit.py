@@ -5,16 +5,18 @@ The meeting place of the models room, which knows files and shapes, and the memo
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from laya.cli.output import shown
-from laya.cli.rates import kept_rates
-from laya.config import Config
-from laya.errors import LayaError
-from laya.memory import Budget, Machine, ModelShape, plan_before_download, plan_file
-from laya.models import CatalogueEntry, Shape, size_text
+from laya.cli.rates import DATABASE, kept_rates
+from laya.config import Config, ResolvedModel
+from laya.errors import LayaError, StoreError
+from laya.gateway.corrections import Corrections
+from laya.memory import Budget, Correction, Machine, ModelShape, plan_before_download, plan_file
+from laya.models import CatalogueEntry, Shape, home_path, size_text
 from laya.types import AskedSettings, ModelFile, Plan, Task
 
 
@@ -44,8 +46,8 @@ class Fitter:
         if model.format != "gguf":
             return Fit(error="a Hugging Face folder; the built-in engine reads GGUF")
         try:
-            asked = self._asked(model.id, model.task)
-            plan = plan_file(model.path, asked, self.budget, model_id=model.id, rates=self.rates)
+            asked, learned = self._asked(model.id, model.task), learned_of(self.config.for_model(model.id), model.path)
+            plan = plan_file(model.path, asked, self.budget, model_id=model.id, rates=self.rates, correction=learned)
         except LayaError as error:
             return Fit(error=error.message)
         return _fit(plan)
@@ -80,6 +82,14 @@ class Fitter:
         settings = self.config.for_model(model_id)
         asked = settings.asked()
         return asked if task is None or "task" in settings.fixed else msgspec.structs.replace(asked, task=task)
+
+
+def learned_of(settings: ResolvedModel, path: Path) -> Correction:
+    """What engines of this build and this file's architecture were seen to take beyond their plans."""
+    try:
+        return Corrections(home_path() / DATABASE).of(settings, path)
+    except StoreError:  # a plan needs no database
+        return Correction()
 
 
 def model_shape(shape: Shape) -> ModelShape:

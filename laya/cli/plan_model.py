@@ -12,12 +12,10 @@ from typing import Any
 
 import msgspec
 
-from laya.cli.fit import model_shape
-from laya.cli.rates import DATABASE
+from laya.cli.fit import learned_of, model_shape
 from laya.config import Config, ResolvedModel, parse_bytes, with_settings
-from laya.errors import BadModelFile, ConfigError, ModelNotPulled, StoreError
-from laya.gateway.corrections import Corrections
-from laya.memory import Budget, Correction, ModelFacts, read_facts
+from laya.errors import BadModelFile, ConfigError, ModelNotPulled
+from laya.memory import Budget, ModelFacts, read_facts
 from laya.memory.engine_facts import LLAMA_SERVER, EngineFacts, built_in_engine
 from laya.memory.facts import facts_before_download
 from laya.memory.fit import fit
@@ -43,11 +41,10 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     asked: AskedSettings
     is_exact: bool = True
     notes: tuple[str, ...] = ()
-    correction: Correction = Correction()  # what was learned of such engines
 
     def plan(self, budget: Budget, rates: MachineRates | None = None) -> Plan:
         """Raises ConfigError for settings that no memory could give."""
-        plan = self.correction.applied(fit(self.model, self.asked, self.correction.lowered(budget), rates), budget)
+        plan = fit(self.model, self.asked, budget, rates)
         return msgspec.structs.replace(plan, exact=plan.exact and self.is_exact, notes=[*plan.notes, *self.notes])
 
 
@@ -117,20 +114,9 @@ def _on_disk(name: str, source: str, asking: Asking) -> Subject:
     if file.format != "gguf":
         return _described_by_hf(name, facts_anywhere(file.path), asking, model_id=model_id)
     engine = LLAMA_SERVER if settings.engine_path is not None else built_in_engine()
-    return Subject(
-        word=name,
-        model=_model(model_id, read_facts(file.path), asked, asking, engine),
-        asked=asked,
-        correction=_learned(settings, file.path),
-    )
-
-
-def _learned(settings: ResolvedModel, path: Path) -> Correction:
-    """What engines of this build and architecture were seen to take beyond their plans."""
-    try:
-        return Corrections(home_path() / DATABASE).of(settings, path)
-    except StoreError:  # a plan needs no database
-        return Correction()
+    model = _model(model_id, read_facts(file.path), asked, asking, engine)
+    model = msgspec.structs.replace(model, correction=learned_of(settings, file.path))
+    return Subject(word=name, model=model, asked=asked)
 
 
 def _in_catalogue(source: str, name: str, asking: Asking) -> Subject:

@@ -26,7 +26,8 @@ class Corrections:
 
     def of(self, settings: ResolvedModel, path: Path) -> Correction:
         """What is known of such an engine. Raises BadModelFile, StoreError."""
-        return self._all().get(key_of(settings, path), Correction())
+        known = self._all()
+        return known.get(key_of(settings, path), Correction()) if known else Correction()
 
     def learn(
         self, settings: ResolvedModel, path: Path, plan: Plan, peak_bytes: int, *, was_killed: bool = False

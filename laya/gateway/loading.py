@@ -79,12 +79,11 @@ class Loading:
             asked = msgspec.structs.replace(asked, n_threads=self._others.threads_for(endpoint))
         engine = LLAMA_SERVER if endpoint.settings.engine_path else None  # another build may repack more
         correction = await asyncio.to_thread(self._corrections.of, endpoint.settings, file.path)
-        lowered = correction.lowered(budget)
         rates = await asyncio.to_thread(kept_rates, self._corrections.path)
-        plan = await asyncio.to_thread(
-            plan_file, file.path, asked, lowered, model_id=endpoint.model_id, engine=engine, rates=rates
+        model_id, path = endpoint.model_id, file.path
+        return await asyncio.to_thread(
+            plan_file, path, asked, budget, model_id=model_id, engine=engine, rates=rates, correction=correction
         )
-        return correction.applied(plan, budget)
 
     async def reserve(self, endpoint: Endpoint, file: ModelFile, *, anyway: bool) -> Plan:
         """The plan the engine is started with, its bytes promised. Raises what refuses it.

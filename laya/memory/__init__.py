@@ -12,7 +12,7 @@ import msgspec
 from laya.errors import BadModelFile, InsufficientMemory
 from laya.memory.admission import Admission
 from laya.memory.cgroup import mounts
-from laya.memory.correction import Correction
+from laya.memory.correction import NOTHING_LEARNED, Correction
 from laya.memory.engine_facts import LLAMA_SERVER, EngineFacts, built_in_engine
 from laya.memory.facts import ModelFacts, facts_before_download, read_facts
 from laya.memory.fit import fit
@@ -78,10 +78,12 @@ def plan_file(
     model_id: str,
     engine: EngineFacts | None = None,
     rates: MachineRates | None = None,
+    correction: Correction = NOTHING_LEARNED,
 ) -> Plan:
     """The plan of a GGUF model, from its header and those of its draft and projector.
 
-    rates: how fast this machine is; with them `max_num_seqs: auto` grows where that gains.
+    rates: how fast this machine is; with them `max_num_seqs: auto` grows where that gains. correction: what was learned
+    of such engines.
     Raises BadModelFile naming the file, ConfigError for settings that no memory could give.
     """
     model = Model(
@@ -91,6 +93,7 @@ def plan_file(
         n_cores=Machine().cores(),
         draft=read_facts(asked.draft_path) if asked.draft_path else None,
         projector_bytes=_file_bytes(asked.mmproj_path) if asked.mmproj_path else 0,
+        correction=correction,
     )
     return fit(model, asked, budget, rates)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-from laya.memory.machine import Budget
 from laya.types import MIB, Plan
 
 SMALL_PLAN_BYTES = 160 * MIB  # below it, what an engine is over by says nothing of larger models
@@ -29,33 +28,12 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     def bytes_of(self, planned_bytes: int) -> int:
         return max(int(self.share * planned_bytes), self.flat_bytes)
 
-    def lowered(self, budget: Budget) -> Budget:
-        """What a plan may come to before this correction is added to it."""
-        return msgspec.structs.replace(budget, bytes=max(0, self._lowered(budget.bytes)))
-
-    def _lowered(self, n_bytes: int) -> int:
-        return min(int(n_bytes / (1 + self.share)), n_bytes - self.flat_bytes)
-
-    def applied(self, plan: Plan, budget: Budget) -> Plan:
-        """The plan, made in the lowered budget, with the correction as a term of RAM and named in its notes."""
-        if not self:
-            return plan
-        devices, lowered_bytes = [], self.lowered(budget).bytes  # below it is the model's own limit
-        for device in plan.devices:
-            if device.device == "cpu":
-                n_bytes = self.bytes_of(device.total_bytes)
-                device = msgspec.structs.replace(
-                    device,
-                    budget_bytes=device.budget_bytes if device.budget_bytes < lowered_bytes else budget.bytes,
-                    terms=device.terms | {TERM: n_bytes},
-                    total_bytes=device.total_bytes + n_bytes,
-                )
-            devices.append(device)
-        note = (
+    def words(self) -> str:
+        """What was learned, as a note of a plan that counts it."""
+        return (
             f"correction: engines of this build and architecture were measured to take up to {self.share:.0%} "
             f"({self.flat_bytes / MIB:.0f} MiB where small) more than planned"
         )
-        return msgspec.structs.replace(plan, devices=devices, notes=[*plan.notes, note])
 
     def after(self, plan: Plan, peak_bytes: int, *, was_killed: bool = False) -> Correction:
         """What is known after an engine of this plan was seen to hold `peak_bytes` of RAM; never less than before.
@@ -72,3 +50,6 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
         if planned_bytes < SMALL_PLAN_BYTES:
             return msgspec.structs.replace(self, flat_bytes=min(over_bytes, SMALL_PLAN_BYTES))
         return msgspec.structs.replace(self, share=min(over_bytes / planned_bytes, MOST_SHARE))
+
+
+NOTHING_LEARNED = Correction()

@@ -177,6 +177,8 @@ def _notes(model: Model, asked: AskedSettings, chosen: Choice) -> list[str]:
     if chosen.max_seq_len > shape.n_ctx_train:
         longer = chosen.max_seq_len
         notes.append(f"max_seq_len {longer} relies on the file's rope scaling, trained {shape.n_ctx_train}")
+    if model.correction:
+        notes.append(model.correction.words())
     if decide(model, asked, chosen).kv_unified:
         notes.append("sequences share one pool of KV tokens: every request gets a ceiling, so that none overflows it")
     return notes

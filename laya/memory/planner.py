@@ -9,10 +9,12 @@ import msgspec
 
 from laya.errors import ConfigError
 from laya.memory.caches import check_blocks, head_widths
+from laya.memory.correction import NOTHING_LEARNED, TERM, Correction
 from laya.memory.engine_facts import EngineFacts
 from laya.memory.facts import ModelFacts
 from laya.memory.ggml import KV_CACHE_TYPES, kv_cache_type
 from laya.memory.load import Load, padded
+from laya.memory.placement import CPU
 from laya.memory.shape import ModelShape
 from laya.memory.terms import terms_by_device
 from laya.types import AskedSettings, PlannedSettings
@@ -39,6 +41,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     draft: ModelFacts | None = None
     projector_bytes: int = 0
     gpu_free_bytes: tuple[int, ...] = ()  # what may be used of each GPU
+    correction: Correction = NOTHING_LEARNED  # what was learned of such engines, on top of the formulas
 
     @property
     def shape(self) -> ModelShape:
@@ -90,7 +93,7 @@ def auto_pool_tokens(model: Model, asked: AskedSettings, choice: Choice) -> int 
 
 
 def price(model: Model, settings: PlannedSettings) -> dict[str, dict[str, int]]:
-    """Device -> term -> bytes."""
+    """Device -> term -> bytes. What was learned of such engines is a term of RAM, so that no choice leaves it out."""
     load = Load(
         facts=model.facts,
         settings=settings,
@@ -100,7 +103,9 @@ def price(model: Model, settings: PlannedSettings) -> dict[str, dict[str, int]]:
         gpu_free_bytes=model.gpu_free_bytes,
         n_rollback=DRAFT_TOKENS if model.draft is not None else 0,
     )
-    return terms_by_device(load)
+    devices = terms_by_device(load)
+    learned_bytes = model.correction.bytes_of(sum(devices[CPU].values()))
+    return devices if not learned_bytes else devices | {CPU: devices[CPU] | {TERM: learned_bytes}}
 
 
 def need_bytes(model: Model, asked: AskedSettings, choice: Choice) -> int:

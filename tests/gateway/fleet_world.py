@@ -19,6 +19,7 @@ from laya.errors import EngineFailed
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.fleet import Fleet
 from laya.memory import Budget, Machine
+from laya.memory.correction import NOTHING_LEARNED, TERM, Correction
 from laya.memory.machine import MemoryFacts
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
@@ -149,15 +150,29 @@ class World:
     def loaded(self) -> set[str]:
         return {status.id for status in self.supervisor.status() if status.state == "ready"}
 
-    def plan(self, path: Path, asked: AskedSettings, budget: Budget, *, model_id: str, **more: object) -> Plan:
-        """In place of the planner: so many bytes, whatever the settings."""
-        plan, need = stub_plan(1), self.needs[model_id]
-        ram = msgspec.structs.replace(
-            plan.devices[0], budget_bytes=budget.bytes, terms={"weights": need}, total_bytes=need
-        )
-        settings = msgspec.structs.replace(plan.settings, n_threads=asked.n_threads or self.n_cores)
+    def plan(
+        self,
+        path: Path,
+        asked: AskedSettings,
+        budget: Budget,
+        *,
+        model_id: str,
+        correction: Correction = NOTHING_LEARNED,
+        **more: object,
+    ) -> Plan:
+        """In place of the planner: so many bytes, whatever the settings, and what was learned."""
+        plan, table = stub_plan(1), self.needs[model_id]
+        terms = {"weights": table, TERM: correction.bytes_of(table)}
+        terms = {name: n_bytes for name, n_bytes in terms.items() if n_bytes}
+        need = sum(terms.values())
+        ram = msgspec.structs.replace(plan.devices[0], budget_bytes=budget.bytes, terms=terms, total_bytes=need)
         return msgspec.structs.replace(
-            plan, model=model_id, fits=need <= budget.bytes, devices=[ram], settings=settings
+            plan,
+            model=model_id,
+            fits=need <= budget.bytes,
+            devices=[ram],
+            settings=msgspec.structs.replace(plan.settings, n_threads=asked.n_threads or self.n_cores),
+            notes=[correction.words()] if correction else [],
         )
 
     def check_books(self) -> None:
