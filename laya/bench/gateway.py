@@ -41,15 +41,25 @@ class Side(NamedTuple):
 
 
 @contextmanager
-def process(*argv: str) -> Iterator[tuple[int, psutil.Process]]:
-    """A child that prints its port; killed at the end."""
+def started(*argv: str) -> Iterator[tuple[dict[str, Any], psutil.Process]]:
+    """A child and what it prints of itself; killed at the end. Exits where it does not start."""
     child = subprocess.Popen([sys.executable, "-m", *argv], stdout=subprocess.PIPE)
     assert child.stdout is not None
     try:
-        yield int(json.loads(child.stdout.readline())["port"]), psutil.Process(child.pid)
+        line = child.stdout.readline()
+        if not line:
+            raise SystemExit(f"{argv[0]} did not start; it says why above")
+        yield json.loads(line), psutil.Process(child.pid)
     finally:
         child.kill()
         child.wait()
+
+
+@contextmanager
+def process(*argv: str) -> Iterator[tuple[int, psutil.Process]]:
+    """A child that prints its port; killed at the end."""
+    with started(*argv) as (said, child):
+        yield int(said["port"]), child
 
 
 def measure(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any, NamedTuple
 
 import httptools
 import msgspec
@@ -31,6 +33,13 @@ class LoadResult(msgspec.Struct):
         return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
+class Asked(NamedTuple):
+    """One of the requests of a load. `answer`: what a right answer to it has in its body."""
+
+    request: bytes
+    answer: bytes = b""
+
+
 class _Answer(msgspec.Struct):
     choices: list[dict[str, Any]]
 
@@ -45,18 +54,21 @@ class _Client(asyncio.Protocol):
         self._transport: Any = None
         self._start_s = 0.0
         self._body: list[bytes] = []
+        self._asked = Asked(b"")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._next()
 
     def _next(self) -> None:
-        if not self._run.take():
+        asked = self._run.take()
+        if asked is None:
             self._transport.close()
             return
+        self._asked = asked
         self._body = []
         self._start_s = time.perf_counter()
-        self._transport.write(self._run.request)
+        self._transport.write(asked.request)
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -72,15 +84,16 @@ class _Client(asyncio.Protocol):
     def _is_whole(self) -> bool:
         if self._run.streams:
             return self._body[-1].endswith(b"data: [DONE]\n\n")
-        return bool(_ANSWER.decode(b"".join(self._body)).choices)
+        body = b"".join(self._body)
+        return self._asked.answer in body and bool(_ANSWER.decode(body).choices)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._run.closed(exc)
 
 
 class _Run:
-    def __init__(self, request: bytes, n_requests: int, n_connections: int, streams: bool) -> None:
-        self.request = request
+    def __init__(self, asked: Sequence[Asked], n_requests: int, n_connections: int, streams: bool) -> None:
+        self._asked = cycle(asked)
         self.streams = streams
         self.latencies_us: list[float] = []
         self.n_failed = 0
@@ -88,9 +101,9 @@ class _Run:
         self._open = n_connections
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def take(self) -> bool:
+    def take(self) -> Asked | None:
         self._left -= 1
-        return self._left >= 0
+        return next(self._asked) if self._left >= 0 else None
 
     def record(self, seconds: float, good: bool) -> None:
         self.latencies_us.append(seconds * 1e6)
@@ -113,13 +126,20 @@ def request_bytes(port: int, path: str, body: dict[str, Any], api_key: str | Non
 
 
 async def drive(
-    port: int, request: bytes, *, n_requests: int, n_connections: int, streams: bool, warm_up: int = 200
+    port: int,
+    request: bytes | Sequence[Asked],
+    *,
+    n_requests: int,
+    n_connections: int,
+    streams: bool,
+    warm_up: int = 200,
 ) -> LoadResult:
-    """Send `n_requests` over `n_connections` after a warm-up that is not counted."""
+    """Send `n_requests`, of several in turn, over `n_connections` after a warm-up that is not counted."""
+    asked = [Asked(request)] if isinstance(request, bytes) else request
     loop = asyncio.get_running_loop()
     result = None
     for count in (warm_up, n_requests):
-        run = _Run(request, count, n_connections, streams)
+        run = _Run(asked, count, n_connections, streams)
         start_s = time.perf_counter()
         for _ in range(n_connections):
             await loop.create_connection(lambda run=run: _Client(run), "127.0.0.1", port)  # type: ignore[misc]

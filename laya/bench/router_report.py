@@ -15,7 +15,8 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
     """The published figure beside ours, then one row a layer, then what it was measured on."""
     console = console or Console(highlight=False, soft_wrap=True)
     layers = report["layers"]
-    ours = ", ".join(f"{layer['mean_us'] / 1000:.6f} ms {name}" for name, layer in layers.items())
+    decisions = [name for name in layers if name != "gateway"] or layers
+    ours = ", ".join(f"{layers[name]['mean_us'] / 1000:.6f} ms {name}" for name in decisions)
     console.print(f"mean of one decision   published [bold]{PUBLISHED_MEAN_MS} ms[/]   Laya [bold]{ours}[/]\n")
     console.print(_table(layers))
     for name, layer in layers.items():
@@ -40,14 +41,35 @@ def _table(layers: dict[str, Any]) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     for name, layer in layers.items():
         layer_name = "twin" if layer["implementation"] == "twin" else name
-        figures = [f"{layer[key]:,.3f}" if layer[key] < 1000 else f"{layer[key]:,.0f}" for key in COLUMNS.values()]
+        figures = [_figure(layer.get(key)) for key in COLUMNS.values()]
         table.add_row(layer_name, layer["measures"], *figures, f"{layer['per_s']:,.0f}")
     return table
 
 
+def _figure(us: float | None) -> str:
+    if us is None:
+        return "-"
+    return f"{us:,.3f}" if us < 100 else f"{us:,.0f}"
+
+
 def _check_line(name: str, layer: dict[str, Any]) -> str:
+    wrong = f"{name:8}  {layer['wrong']:,} wrong answers"
+    if name == "gateway":
+        return f"{wrong}; {_hop(layer)}"
     moved = f", {layer['sessions_moved']:,} away from the session's endpoint" if "sessions_moved" in layer else ""
     return (
-        f"{name:8}  {layer['wrong']:,} wrong answers{moved}; preempted {layer['preempted_share']:.3%}; "
+        f"{wrong}{moved}; preempted {layer['preempted_share']:.3%}; "
         f"each figure contains {layer['timer_us']:.3f} µs for reading the clock"
+    )
+
+
+def _hop(layer: dict[str, Any]) -> str:
+    sides = ", ".join(
+        f"{side} p50 {layer[side]['p50_us']:,.0f} µs and {layer[side]['per_s']:,.0f}/s"
+        for side in ("direct", "through")
+    )
+    return (
+        f"{layer['requests']:,} whole answers over {layer['connections']} connections of this process, "
+        f"{layer['models']} engines, {layer['rounds']} alternating rounds: {sides}; inside, the router took "
+        f"{layer['route_mean_us']:.3f} µs, the way to the engine {layer['inside_mean_us']:.1f} µs (means)"
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import httptools
@@ -39,10 +40,12 @@ _DECODER = msgspec.json.Decoder(_Request)
 _ENCODER = msgspec.json.Encoder()
 
 
-def whole_answer(model: str = "stub") -> bytes:
+def whole_answer(model: str = "stub", name: str = "stub") -> bytes:
+    """`name`: of the engine, which is in the answer as its `system_fingerprint`."""
     message = {"role": "assistant", "content": "The stub says hello. " * 4}
     body = _META | {
         "model": model,
+        "system_fingerprint": name,
         "object": "chat.completion",
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         "usage": _USAGE,
@@ -78,7 +81,8 @@ class StubEngine(asyncio.Protocol):
 
     stream: list[bytes]
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "stub") -> None:
+        self._name = name
         self._parser = httptools.HttpRequestParser(self)
         self._transport: Any = None
         self._body = b""
@@ -110,7 +114,7 @@ class StubEngine(asyncio.Protocol):
         if request.stream:
             self._send(0)
         else:
-            self._transport.write(whole_answer(request.model))
+            self._transport.write(whole_answer(request.model, self._name))
 
     def _send(self, index: int) -> None:
         if self._transport.is_closing():
@@ -120,19 +124,30 @@ class StubEngine(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._send, index + 1)
 
 
-async def _serve(n_chunks: int, port: int) -> None:
+def engine_name(index: int) -> str:
+    """Of the engines of one process: what the answers of each say, and the model that it serves."""
+    return f"stub-{index}" if index else "stub"
+
+
+async def _serve(n_chunks: int, port: int, n_engines: int) -> None:
     StubEngine.stream = stream_pieces(n_chunks)
-    server = await asyncio.get_running_loop().create_server(StubEngine, "127.0.0.1", port)
-    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
-    await server.serve_forever()
+    loop = asyncio.get_running_loop()
+    servers = [
+        await loop.create_server(partial(StubEngine, engine_name(index)), "127.0.0.1", 0 if index else port)
+        for index in range(n_engines)
+    ]
+    ports = [server.sockets[0].getsockname()[1] for server in servers]
+    print(json.dumps({"port": ports[0], "ports": ports}), flush=True)
+    await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chunks", type=int, default=64)
-    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--port", type=int, default=0, help="of the first engine")
+    parser.add_argument("--engines", type=int, default=1, help="so many in this process, each at a port of its own")
     args = parser.parse_args()
-    uvloop.run(_serve(args.chunks, args.port))
+    uvloop.run(_serve(args.chunks, args.port, args.engines))
 
 
 if __name__ == "__main__":

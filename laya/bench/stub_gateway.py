@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from laya.bench.stub_engine import engine_name
 from laya.config import ApiKey, Config
 from laya.gateway.app import build_app
 from laya.gateway.server import Gateway, Server, listen, sweep, uvicorn_config
@@ -59,24 +60,28 @@ class StubSupervisor:
         return
 
 
-def build(engine_port: int, *, cancels_whole: bool, max_num_seqs: int) -> Gateway:
-    """A gateway whose one model, 'stub', is served at a port of this machine."""
-    address = EngineAddress(host="127.0.0.1", port=engine_port, api_key="stub-key", cancels_whole=cancels_whole)
+def build(engine_ports: Sequence[int], *, cancels_whole: bool, max_num_seqs: int) -> Gateway:
+    """A gateway whose models, 'stub', 'stub-1' and so on, are each served at a port of this machine."""
+    addresses = {
+        engine_name(index): EngineAddress(host="127.0.0.1", port=port, api_key="stub-key", cancels_whole=cancels_whole)
+        for index, port in enumerate(engine_ports)
+    }
     config = Config()
     key = ApiKey(name="bench", sha256=sha256(KEY.encode()).hexdigest())
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, api_keys=[key]))
     home = Path(tempfile.mkdtemp(prefix="laya-bench-"))
-    gateway = Gateway(config, home=home, supervisor=StubSupervisor(address))  # type: ignore[arg-type]
-    file = ModelFile(id="stub", path=home, format="gguf", file_bytes=0, origin="config")
-    endpoint = gateway.fleet.register(file, config.for_model("stub"))
-    gateway.fleet.plans["stub"] = stub_plan(max_num_seqs)
-    gateway.fleet.open(endpoint, address)
+    gateway = Gateway(config, home=home, supervisor=StubSupervisor(addresses["stub"]))  # type: ignore[arg-type]
+    for model, address in addresses.items():
+        file = ModelFile(id=model, path=home / model, format="gguf", file_bytes=0, origin="config")
+        endpoint = gateway.fleet.register(file, config.for_model(model))
+        gateway.fleet.plans[model] = stub_plan(max_num_seqs)
+        gateway.fleet.open(endpoint, address)
     return gateway
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine-port", type=int, required=True)
+    parser.add_argument("--engine-port", type=int, required=True, nargs="+", metavar="N")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--assembled", action="store_true", help="treat the engine as llama.cpp: always stream from it")

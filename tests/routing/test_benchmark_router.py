@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from laya.bench import router as bench
+from laya.bench import router_decision, router_hop, router_load
 from laya.routing import NATIVE
 
 ROOT = Path(__file__).resolve().parents[2]
+DECISIONS = {"native", "python"} if NATIVE else {"python"}
 FIGURES = {"mean_us", "p50_us", "p99_us", "p999_us", "per_s"}
 
 
@@ -35,11 +37,13 @@ def test_tool_ends_with_one_json_line() -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert set(report) == {"layers", "load", "hardware"}
-    assert set(report["layers"]) == ({"native", "python"} if NATIVE else {"python"})
+    assert set(report["layers"]) == DECISIONS | {"gateway"}
     for layer in report["layers"].values():
         assert layer["wrong"] == 0
-        assert all(layer[figure] > 0 for figure in FIGURES)
-        assert layer["p50_us"] <= layer["p99_us"] <= layer["p999_us"] <= layer["max_us"]
+        assert layer.keys() >= FIGURES
+    for layer in (*(report["layers"][name] for name in DECISIONS), report["layers"]["gateway"]["through"]):
+        assert 0 < layer["p50_us"] <= layer["p99_us"] <= layer["p999_us"] <= layer["max_us"]
+        assert layer["per_s"] > 0
     shape = {"models": 10, "endpoints": 30, "sessions": 1000, "prompt_bytes": 0}
     assert report["load"] == {"requests": 2000, "threads": 3} | shape
     assert {"cpu", "cores", "python", "laya", "compiler"} <= set(report["hardware"])
@@ -50,6 +54,22 @@ def test_tool_leads_with_the_published_figure() -> None:
     assert done.returncode == 0, done.stderr
     assert "published 0.302 ms" in done.stdout.splitlines()[0]
     assert "500 requests, 2 threads" in done.stdout
+
+
+def test_gateway_layer_says_what_it_is_the_difference_of() -> None:
+    done = run_tool("--requests", "300", "--threads", "1", "--layer", "gateway", "--models", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    (layer,) = json.loads(done.stdout)["layers"].values()
+    assert (layer["requests"], layer["connections"], layer["models"], layer["rounds"]) == (300, 1, 3, 5)
+    assert layer["mean_us"] == pytest.approx(layer["through"]["mean_us"] - layer["direct"]["mean_us"])
+    assert layer["route_mean_us"] > 0 and layer["inside_mean_us"] > 0, "what the gateway's own clocks say"
+
+
+def test_gateway_layer_knows_which_engine_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = bench.RouterLoad(requests=100, threads=2, models=3, endpoints=9)
+    assert router_hop.measure_gateway(load)["wrong"] == 0
+    monkeypatch.setattr(router_hop, "engine_mark", lambda model: b"another engine")
+    assert router_hop.measure_gateway(load)["wrong"] == 2 * load.requests
 
 
 def test_tool_refuses_wrong_options_in_a_sentence() -> None:
@@ -68,11 +88,11 @@ def test_tool_refuses_wrong_options_in_a_sentence() -> None:
     ],
 )
 def test_bench_checks_every_answer(load: bench.RouterLoad, monkeypatch: pytest.MonkeyPatch) -> None:
-    measures = [bench.measure_python, *([bench.measure_native] if NATIVE else [])]
+    measures = [bench.LAYERS[name] for name in DECISIONS]
     assert all(measure(load)["wrong"] == 0 for measure in measures)
-    asked = bench.questions(load)
-    strangers = [bench.Question(question.model, question.session, range(0)) for question in asked]
-    monkeypatch.setattr(bench, "questions", lambda load: strangers)
+    asked = router_load.questions(load)
+    strangers = [router_load.Question(question.model, question.session, range(0)) for question in asked]
+    monkeypatch.setattr(router_decision, "questions", lambda load: strangers)
     assert all(measure(load)["wrong"] == load.requests for measure in measures)
 
 
@@ -88,6 +108,6 @@ def test_bench_without_the_native_core_says_so(
     written = capsys.readouterr()
     assert "The native core is not here" in written.err
     report = json.loads(written.out)
-    assert list(report["layers"]) == ["python"]
+    assert list(report["layers"]) == ["python", "gateway"]
     assert report["layers"]["python"]["implementation"] == "twin"
     assert twin_bench.main(["--requests", "200", "--layer", "native"]) == 1
