@@ -133,15 +133,7 @@ class Blocks {
     laya::PrefixBlocks hashes_;
 };
 
-nb::bytes prefix_blocks(nb::handle text) {
-    laya::PrefixBlocks hashes;
-    const std::size_t n = laya::hash_prefix(Text(text).view(), hashes);
-    char packed[8 * laya::MAX_BLOCKS];
-    for (std::size_t i = 0; i < n; ++i) {
-        laya::store_le64(packed + 8 * i, hashes[i]);
-    }
-    return nb::bytes(packed, 8 * n);
-}
+nb::bytes prefix_blocks(nb::handle text) { return packed_blocks(Text(text).view()); }
 
 int route(RouteTable& table, nb::handle model, nb::handle session, std::int64_t kind, std::int64_t flags,
           std::uint64_t prefix_hash, std::int64_t tokens, std::int64_t n_seqs, const nb::bytes& blocks) {

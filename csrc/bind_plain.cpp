@@ -8,6 +8,7 @@
 #include "plain_body.hpp"
 #include "plain_http.hpp"
 #include "plain_lane.hpp"
+#include "prefix_blocks.hpp"
 #include "stream_pump.hpp"
 
 namespace nb = nanobind;
@@ -100,6 +101,9 @@ nb::bytes edited(const HeldBody& held, const nb::bytes& replaced, const nb::byte
     return nb::bytes(out.data(), out.size());
 }
 
+// The chained hashes of what the conversation's next turn begins with.
+nb::bytes blocks_of(const HeldBody& held) { return packed_blocks(held.body.prompt()); }
+
 nb::list stream_runs(const nb::bytes& events) {
     nb::list out;
     for (const auto& [is_marked, run] : laya::stream_runs(view_of(events))) {
@@ -128,6 +132,16 @@ nb::object turn(laya::StreamPump& pump) {
 
 }  // namespace
 
+nb::bytes packed_blocks(std::string_view prompt) {
+    laya::PrefixBlocks hashes;
+    const std::size_t n = laya::hash_prefix(prompt, hashes);
+    char packed[8 * laya::MAX_BLOCKS];
+    for (std::size_t i = 0; i < n; ++i) {
+        laya::store_le64(packed + 8 * i, hashes[i]);
+    }
+    return nb::bytes(packed, 8 * n);
+}
+
 void bind_plain(nb::module_& module) {
     using namespace nb::literals;
     module.def("read_plain_request", &read_request, "data"_a, "most_body_bytes"_a);
@@ -148,5 +162,6 @@ void bind_plain(nb::module_& module) {
         .def_prop_ro("n_pieces", &laya::StreamPump::n_pieces)
         .def("__len__", &laya::StreamPump::size);
     nb::class_<HeldBody>(module, "PlainBody")
-        .def("edited", &edited, "replaced"_a, "added"_a);
+        .def("edited", &edited, "replaced"_a, "added"_a)
+        .def("prefix_blocks", &blocks_of);
 }

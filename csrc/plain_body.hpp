@@ -32,6 +32,12 @@ class PlainBody {
     std::int64_t max_tokens() const noexcept { return max_tokens_; }  // 0 where none is set
     std::uint32_t n_messages() const noexcept { return n_messages_; }
 
+    // What the conversation's next turn begins with: the messages without the bracket that closes them.
+    std::string_view prompt() const noexcept {
+        const std::string_view messages = members_[MESSAGES].value;
+        return messages.substr(0, messages.find_last_not_of(" \n\r\t", messages.size() - 2) + 1);
+    }
+
     // The body without the members of `replaced`, keys in quotes, each followed by a comma, and with `added`, members
     // without braces, at its end.
     std::string edited(std::string_view replaced, std::string_view added) const;

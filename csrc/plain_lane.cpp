@@ -41,7 +41,7 @@ bool PlainLane::take(std::string_view data, std::size_t most_body_bytes, PlainTa
         RequestFeature::pack(FEATURE_VERSION, CHAT, 0, static_cast<std::uint32_t>(out.routed_tokens), 0,
                              session.empty() ? 0 : hash_bytes(session), 0);
     const auto start = std::chrono::steady_clock::now();
-    const int chosen = table_.route(body.model(), feature, 1);
+    const int chosen = table_.route_prompt(body.model(), feature, 1, body.prompt());
     out.route_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (chosen < 0) {
         return false;

@@ -28,6 +28,11 @@ enum class Policy : std::uint8_t {
 };
 inline constexpr std::uint8_t N_POLICIES = 8;
 
+// Whether it looks at a prompt's blocks; `choice_twin.READ_PROMPT` names the same.
+constexpr bool reads_prompt(Policy policy) noexcept {
+    return policy == Policy::AUTO || policy == Policy::PREFIX || policy == Policy::HASH;
+}
+
 // One cache line. An unused slot has hash 0, which no name has.
 struct alignas(64) ModelSlot {
     static constexpr std::uint32_t INLINE_ENDPOINTS = 8;

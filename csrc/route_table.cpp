@@ -219,6 +219,23 @@ std::int32_t RouteTable::route(std::string_view model, RequestFeature feature, s
     return place(*generation, generation->slot(at), feature, blocks, n_seqs);
 }
 
+std::int32_t RouteTable::route_prompt(std::string_view model, RequestFeature feature, std::uint32_t n_seqs,
+                                      std::string_view prompt) noexcept {
+    feature.word[1] = hash_bytes(model);
+    const Reading generation(*this);
+    const std::size_t at = generation->find(feature.model_hash());
+    if (at == Generation::NOT_FOUND || generation->name_of(generation->slot(at)) != model) {
+        return UNKNOWN_MODEL;
+    }
+    const ModelSlot& slot = generation->slot(at);
+    if (slot.n_endpoints < 2 || !reads_prompt(static_cast<Policy>(slot.policy))) {
+        return place(*generation, slot, feature, {}, n_seqs);
+    }
+    PrefixBlocks blocks;
+    const std::size_t n_blocks = hash_prefix(prompt, blocks);
+    return place(*generation, slot, feature, {blocks.data(), n_blocks}, n_seqs);
+}
+
 std::int32_t RouteTable::choose(const RequestFeature& feature, std::uint32_t n_seqs) noexcept {
     if (feature.version() != FEATURE_VERSION) {
         return BAD_FEATURE;

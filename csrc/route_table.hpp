@@ -84,6 +84,9 @@ class RouteTable {
     std::int32_t route(std::string_view model, RequestFeature feature, std::uint32_t n_seqs,
                        Blocks blocks = {}) noexcept;
     std::int32_t choose(const RequestFeature& feature, std::uint32_t n_seqs) noexcept;
+    // `route` by the prompt itself, of which nothing is read where the choice does not depend on it.
+    std::int32_t route_prompt(std::string_view model, RequestFeature feature, std::uint32_t n_seqs,
+                              std::string_view prompt) noexcept;
     void settle(std::uint32_t endpoint, std::uint64_t n_seqs, std::uint64_t tokens) noexcept;
 
     // What is remembered of a request's keys; nothing changes. Of an unknown model: nothing.

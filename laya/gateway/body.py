@@ -15,6 +15,7 @@ import msgspec
 from laya.errors import InvalidRequest
 from laya.gateway.engine_fields import EngineFields, check_engine_fields
 from laya.gateway.grammar import ToolHead, check_gbnf, check_schema, check_tools
+from laya.routing import MOST_PREFIX_BYTES, prefix_blocks
 from laya.types import EndpointKind
 
 Raw: TypeAlias = msgspec.Raw
@@ -156,6 +157,18 @@ class ParsedBody:
         elif isinstance(head, CompletionHead):
             self.n_seqs *= _prompt_count(head.prompt)
 
+    def prefix_blocks(self) -> bytes:
+        """The chained hashes of the prompt's beginning, to find the engine that has it; none where nothing is kept.
+
+        Of a chat they are made from the tools, which a template renders first, and the messages, as they came; of a
+        completion from the prompt. No more than the first 64 KiB are hashed.
+        """
+        if not self.generates:
+            return b""
+        fields = self.fields
+        text = _open_end(fields[_REQUIRED[self.kind]])
+        return prefix_blocks(bytes(fields["tools"]) + text if "tools" in fields else text)
+
     @property
     def fields(self) -> dict[str, Raw]:
         if self._fields is None:
@@ -175,6 +188,11 @@ class ParsedBody:
         self.data, self._fields = b"", None
         for name in _LARGE[self.kind]:
             setattr(self.head, name, None)
+
+
+def _open_end(raw: Raw) -> bytes:
+    """A JSON array or string without what closes it: what the conversation's next turn begins with."""
+    return bytes(memoryview(raw)[: 2 * MOST_PREFIX_BYTES])[:-1].rstrip(b" \n\r\t")
 
 
 def _prompt_count(prompt: str | list[Any]) -> int:

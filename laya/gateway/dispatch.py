@@ -138,8 +138,10 @@ class Dispatcher:
         start_s = time.perf_counter()
         session, flags = exchange.header_session or parsed.session, FLAG_STREAMING if parsed.wants_stream else 0
         names = self._names(exchange, parsed, name, session) if self.rules else (name,)
+        by_prompt = self.router.names_by_prompt
         for candidate in names:
-            index = self.router.route(candidate, session, exchange.kind, flags, 0, tokens, parsed.n_seqs)
+            blocks = parsed.prefix_blocks() if candidate in by_prompt else b""
+            index = self.router.route(candidate, session, exchange.kind, flags, 0, tokens, parsed.n_seqs, blocks)
             if index >= 0:
                 break
         self.stats.route.observe(time.perf_counter() - start_s)

@@ -54,6 +54,9 @@ class PlainBody(ParsedBody):
         self.wants_usage_event = self.wants_stream and include_usage
         self.prompt_bound_tokens = len(data) + 16 * n_messages
 
+    def prefix_blocks(self) -> bytes:
+        return self._places.prefix_blocks()  # type: ignore[no-any-return]
+
     def edited(self, changes: dict[str, Any], drop: tuple[str, ...] = ()) -> bytes:
         if self.max_tokens is None and changes == {"model": self.model}:
             return self.data  # without max_tokens there is nothing to drop either

@@ -19,6 +19,7 @@ NO_ENDPOINT = -2
 BAD_FEATURE = -3
 POLICIES: tuple[RoutePolicy, ...] = get_args(RoutePolicy)
 AUTO, SESSION, PREFIX, LEAST_TOKENS, POWER_OF_TWO, WEIGHTED, HASH, ROUND_ROBIN = range(len(POLICIES))
+READ_PROMPT = (AUTO, PREFIX, HASH)
 
 _MOST_SCANNED = 8  # endpoints that are all looked at; of more, two
 _MOST_SHARE = (17, 16)  # a newcomer's endpoint, by hash or in turn, carries at most this share of the average

@@ -18,12 +18,12 @@ _FEATURE = struct.Struct("<BBHIQQQ")  # version, kind, flags, tokens, model hash
 _HASH_STEP = 0xFF51AFD7ED558CCD
 _HASH_SEED = 0x9E3779B97F4A7C15
 _BLOCK_BYTES = 32
-_MOST_PREFIX_BYTES = 64 * 1024
+MOST_PREFIX_BYTES = 64 * 1024
 
 
 def _block_ends() -> Iterator[int]:
     end = _BLOCK_BYTES
-    while end <= _MOST_PREFIX_BYTES:
+    while end <= MOST_PREFIX_BYTES:
         yield end
         end += max(_BLOCK_BYTES, end // 16 // _BLOCK_BYTES * _BLOCK_BYTES)
 
@@ -97,11 +97,11 @@ def _add(value: int, word: int) -> int:
 def _message_ends(data: bytes) -> list[int]:
     """Where messages of a chat in JSON may end: after a closing brace, before a comma or at the very end."""
     ends: list[int] = []
-    end = data.find(b"}", 0, _MOST_PREFIX_BYTES) + 1
+    end = data.find(b"}", 0, MOST_PREFIX_BYTES) + 1
     while end and len(ends) < _MAX_MESSAGES:
         if end == len(data) or data[end] == 0x2C:
             ends.append(end)
-        end = data.find(b"}", end, _MOST_PREFIX_BYTES) + 1
+        end = data.find(b"}", end, MOST_PREFIX_BYTES) + 1
     return ends
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from laya.errors import ConfigError
-from laya.routing.choice_twin import POLICIES
+from laya.routing.choice_twin import POLICIES, READ_PROMPT
 from laya.routing.explain import Explanation, explain
 from laya.routing.table import FLAG_STREAMING, RouteTable, hash_name
 from laya.routing.table_twin import RouteTable as RouteTableTwin
@@ -36,6 +36,7 @@ class RequestRouter:
         self._route = self._table.route
         self.route = self._table.route  # what `choose` and `settle` come to, for who knows the fields
         self.settle_route = self._table.settle
+        self.names_by_prompt: frozenset[str] = frozenset()  # names whose endpoint depends on a prompt's blocks
         self._models: dict[str, _Model] = {}
         self._pools: Mapping[str, Sequence[str]] = {}
         self._routes: dict[str, _Model] = {}  # models, and pools as if they were models
@@ -228,6 +229,10 @@ class RequestRouter:
         except ValueError as error:  # two names with one hash: the only fault left that a user can cause
             raise ConfigError(str(error)) from error
         self._models, self._routes = models, routes
+        by_prompt = (route for route in routes.values() if POLICIES.index(route.policy) in READ_PROMPT)
+        self.names_by_prompt = frozenset(
+            name for route in by_prompt if len(set(route.endpoints)) > 1 for name in route.names
+        )
         self._id_of_name = id_of_name | {pool: pool for pool in pools}
 
 
