@@ -8,7 +8,7 @@ so a status here is chosen by whether trying again can help.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -110,7 +110,14 @@ class InsufficientMemory(LayaError):
     code, type, http_status, exit_code = "insufficient_memory", "invalid_request_error", 422, 3
 
     def __init__(
-        self, message: str, *, need_bytes: int, available_bytes: int, limit: str, suggestions: list[str]
+        self,
+        message: str,
+        *,
+        need_bytes: int,
+        available_bytes: int,
+        limit: str,
+        suggestions: list[str],
+        models: Sequence[str] = (),
     ) -> None:
         super().__init__(
             message,
@@ -119,6 +126,7 @@ class InsufficientMemory(LayaError):
             available_bytes=available_bytes,
             limit=limit,
             suggestions=suggestions,
+            models=list(models),
         )
 
 

@@ -6,7 +6,6 @@ memory that would do are added. Each is planned as it would be when pasted, and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from laya.cli.plan_line import Alternative, Line
 from laya.cli.plan_model import Subject, subject_named
 from laya.config import parse_budget
 from laya.errors import LayaError
+from laya.gateway.instead import base_name
 from laya.memory import size_text
 from laya.memory.advice import CARD_GIB, SOLD_GIB
 from laya.memory.fit import choices
@@ -32,7 +32,6 @@ SIDE_BY_SIDE = (2, 4, 8)  # cards, where none that is sold is large enough
 MODEST_TOKENS, LEAST_TOKENS = 4096, 512
 SHARE = 0.8  # of memory that is to be bought, for engines
 MEMORY_MIB = (*range(128, 1024, 64), 1024, 2048, *(size * GIB // MIB for size in SOLD_GIB))
-_QUANTIZATION = re.compile(r"[-.:_](?:ud-)?(?:i?q\d\w*|[bf]?f(?:16|32)|mxfp4\w*|fp8|awq|gptq)$")
 MODEL_SETTINGS = ("max_seq_len", "max_num_seqs", "kv_cache_dtype", "task")  # what is asked of another model too
 LIMITS = ("memory_limit",)  # what bounds any model
 
@@ -114,11 +113,6 @@ def _variants(subject: Subject, line: Line) -> list[str]:
     sizes = {entry.id: entry.file_bytes for entry in entries()} | {file.id: file.file_bytes for file in here}
     smaller = [name for name, n_bytes in sizes.items() if n_bytes < subject.model.facts.weights_bytes]
     return sorted((name for name in smaller if base_name(name) == base), key=lambda name: -sizes[name])
-
-
-def base_name(model_id: str) -> str:
-    """`qwen3-8b:q4_k_m`, `Qwen3-8B-Q4_K_M` -> `qwen3-8b`."""
-    return _QUANTIZATION.sub("", model_id.rpartition("/")[2].casefold().removesuffix(".gguf"))
 
 
 def _cards(subject: Subject, line: Line, counts: tuple[int, ...], rates: MachineRates | None) -> list[Alternative]:

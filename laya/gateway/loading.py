@@ -20,6 +20,7 @@ from laya.engines.supervisor import Supervisor
 from laya.errors import LayaError, MemoryBusy
 from laya.gateway.corrections import Corrections
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.instead import models_that_fit
 from laya.gateway.rates import kept_rates
 from laya.memory import LLAMA_SERVER, Budget, Ledger, Machine, plan_file, refusal, size_text
 from laya.types import ModelFile, Plan
@@ -35,6 +36,7 @@ class Others(Protocol):
     """The fleet, as far as making room needs it."""
 
     endpoints: dict[int, Endpoint]
+    files: dict[str, ModelFile]
 
     def leaving_order(self, wanted: Endpoint | None) -> list[Endpoint]: ...
     def threads_for(self, endpoint: Endpoint) -> int | None: ...
@@ -135,7 +137,9 @@ class Loading:
         if kept_bytes:
             words = ", ".join(f"'{name}' ({size_text(n_bytes)})" for name, n_bytes in pinned_bytes.items() if n_bytes)
             whole = msgspec.structs.replace(whole, limit=f"{whole.limit}, less what is pinned: {words}")
-        raise refusal(plan, whole)
+        at_hand = [(other, self._others.files[other.model_id]) for other in self._others.endpoints.values()]
+        models = await models_that_fit(endpoint, file, at_hand, lambda other, own: self.plan(other, own, whole))
+        raise refusal(plan, whole, models)
 
     def _busy(self, endpoint: Endpoint, plan: Plan, credited: Budget) -> MemoryBusy:
         """Who holds the rest. plan: the one that does not fit now."""

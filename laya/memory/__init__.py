@@ -5,6 +5,7 @@ A plan is made from a file's header alone; no tensor is read. Knows no engine, n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -116,8 +117,11 @@ def plan_before_download(
     return msgspec.structs.replace(plan, exact=False, notes=[*plan.notes, note])
 
 
-def refusal(plan: Plan, budget: Budget) -> InsufficientMemory:
-    """The error for a plan that does not fit: both figures, what bound them, and changes that would fit."""
+def refusal(plan: Plan, budget: Budget, models: Sequence[str] = ()) -> InsufficientMemory:
+    """The error for a plan that does not fit: both figures, what bound them, and changes that would fit.
+
+    models: others at hand that do.
+    """
     assert not plan.fits, "a plan that fits is not refused"
     settings = plan.settings
     available_bytes, limit = budget.bytes, budget.limit
@@ -134,12 +138,15 @@ def refusal(plan: Plan, budget: Budget) -> InsufficientMemory:
         own = f" --memory-limit {flag_text(available_bytes)}" if limit == MEMORY_LIMIT else ""
         own += f" --memory-budget {flag_text(budget.total_bytes)}" if budget.is_users and budget.total_bytes else ""
         words.append(f"No setting of it fits; `laya plan {plan.model}{own}` names models, cards and memory that do.")
+    if models:
+        words.append(f"Of the models here {', '.join(repr(name) for name in models)} would fit.")
     return InsufficientMemory(
         " ".join(words),
         need_bytes=plan.need_bytes,
         available_bytes=available_bytes,
         limit=limit,
         suggestions=[suggestion.flags for suggestion in plan.suggestions],
+        models=models,
     )
 
 

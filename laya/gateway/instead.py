@@ -1,0 +1,46 @@
+"""Owns: which models at hand fit where one that was asked for does not: its own in fewer bits first, then the largest.
+
+Plans are made by whoever asks, as a load would make them; nothing is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable
+
+from laya.errors import LayaError
+from laya.gateway.endpoint import Endpoint
+from laya.types import ModelFile, Plan
+
+ENOUGH = 3
+MOST_TRIED = 16  # each is a header that is read
+_QUANTIZATION = re.compile(r"[-.:_](?:ud-)?(?:i?q\d\w*|[bf]?f(?:16|32)|mxfp4\w*|fp8|awq|gptq)$")
+
+
+async def models_that_fit(
+    wanted: Endpoint,
+    file: ModelFile,
+    others: Iterable[tuple[Endpoint, ModelFile]],
+    plan: Callable[[Endpoint, ModelFile], Awaitable[Plan]],
+) -> list[str]:
+    """Ids of smaller models for the same task, up to ENOUGH, that fit as they would be loaded."""
+    base = base_name(wanted.model_id)
+    by_id = {other.model_id: (other, own) for other, own in others if other.settings.task == wanted.settings.task}
+    smaller = [each for each in by_id.values() if each[1].format == "gguf" and each[1].file_bytes < file.file_bytes]
+    smaller.sort(key=lambda each: (base_name(each[0].model_id) != base, -each[1].file_bytes))
+    found: list[str] = []
+    for other, own in smaller[:MOST_TRIED]:
+        try:
+            does_fit = (await plan(other, own)).fits
+        except LayaError:  # a broken file is nothing to suggest
+            continue
+        if does_fit:
+            found.append(other.model_id)
+        if len(found) == ENOUGH:
+            break
+    return found
+
+
+def base_name(model_id: str) -> str:
+    """`qwen3-8b:q4_k_m`, `Qwen3-8B-Q4_K_M` -> `qwen3-8b`."""
+    return _QUANTIZATION.sub("", model_id.rpartition("/")[2].casefold().removesuffix(".gguf"))
