@@ -8,7 +8,7 @@ MODEL  ?= smollm2
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-chaos test-guard-vm browser lint format bench bench-peers test-native-sanitize clean
+.PHONY: help setup serve test test-chaos test-guard-vm browser lint format bench bench-peers test-router test-native-sanitize clean
 
 help:            ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,12 +52,16 @@ bench-peers: setup   ## other gateways, each in a venv of its own, for `laya ben
 	    build/peers/$$name/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$package"; } || exit 1; \
 	done
 
+test-router: $(VENV)/.laya-dev   ## the router's whole proof, some minutes: a million events in both tables, a million requests and dying endpoints
+	@LAYA_ROUTER_EVENTS=1000000 $(BIN)/python -m pytest -o timeout=3000 tests/routing/test_twin_equality.py \
+	  tests/routing/test_endpoints_die.py $(ARGS)
+
 test-native-sanitize:    ## the native core under ThreadSanitizer and AddressSanitizer
 	@for kind in thread address; do \
 	  cmake -S . -B build/$$kind -DLAYA_NATIVE_TESTS=ON -DLAYA_SANITIZE=$$kind > build-$$kind.log 2>&1 \
 	    && cmake --build build/$$kind >> build-$$kind.log 2>&1 || { cat build-$$kind.log; exit 1; }; \
 	  rm -f build-$$kind.log; \
-	  for name in test_route_table test_plain; do build/$$kind/$$name || exit 1; done; \
+	  for name in test_route_table test_route_promises test_plain; do build/$$kind/$$name || exit 1; done; \
 	done
 
 clean:           ## remove what was built (the models stay)

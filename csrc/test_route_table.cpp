@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -14,31 +13,6 @@
 
 #include "bench_route.hpp"
 #include "route_table.hpp"
-
-namespace {
-thread_local std::uint64_t n_allocations = 0;
-}
-
-// Every allocation of this program is counted, so that a test can say that there was none.
-void* operator new(std::size_t size) {
-    ++n_allocations;
-    if (void* memory = std::malloc(size)) {
-        return memory;
-    }
-    throw std::bad_alloc();
-}
-void* operator new(std::size_t size, std::align_val_t alignment) {
-    ++n_allocations;
-    const auto align = static_cast<std::size_t>(alignment);
-    if (void* memory = std::aligned_alloc(align, (size + align - 1) / align * align)) {
-        return memory;
-    }
-    throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 using laya::ModelRoute;
 using laya::RequestFeature;
@@ -165,42 +139,6 @@ void test_threads_choose_while_a_writer_publishes(std::uint32_t n_requests) {
         require(table.load(endpoint).n_seqs == 0 && table.load(endpoint).tokens == 0, "counters return to zero");
     }
     require(table.n_generations() == 1, "without readers only the current generation is left");
-}
-
-void test_a_request_allocates_nothing() {
-    RouteTable table(20, 4096, 1024, 4096);
-    std::vector<ModelRoute> routes;
-    for (std::uint8_t policy = 0; policy < laya::N_POLICIES; ++policy) {
-        ModelRoute few{{"few " + std::to_string(policy)}, {0, 1, 2}, static_cast<laya::Policy>(policy)};
-        ModelRoute many{{"many " + std::to_string(policy)}, {}, static_cast<laya::Policy>(policy)};
-        for (std::uint32_t endpoint = 0; endpoint < 20; ++endpoint) {
-            many.endpoints.push_back(endpoint);
-        }
-        routes.push_back(few);
-        routes.push_back(many);
-    }
-    table.publish(routes);
-    for (std::uint32_t endpoint = 0; endpoint < 20; ++endpoint) {
-        table.set_eligible(endpoint, true);
-    }
-    const std::string text(5000, 'x');
-    const std::uint64_t before = n_allocations;
-    require(before > 0, "allocations are counted");
-    for (std::uint32_t i = 0; i < 2000; ++i) {
-        laya::PrefixBlocks blocks;
-        const std::size_t n_blocks = laya::hash_prefix(text, blocks);
-        const std::string& name = routes[i % routes.size()].names[0];
-        const RequestFeature asked =
-            RequestFeature::pack(laya::FEATURE_VERSION, 1, 0, 8, laya::hash_bytes(name), i % 50, i % 9);
-        const std::int32_t chosen =
-            i % 2 ? table.choose(asked, 1) : table.route(name, asked, 1, {blocks.data(), n_blocks});
-        laya::Endpoint& at = table.endpoint(static_cast<std::uint32_t>(chosen));
-        at.first_token(i);
-        at.failed(100);
-        at.served();
-        table.settle(static_cast<std::uint32_t>(chosen), 1, 8);
-    }
-    require(n_allocations == before, "choosing, settling and judging allocate nothing");
 }
 
 // One half-open endpoint beside a sound one: however many threads ask, each opening lets exactly one trial through.
@@ -338,7 +276,6 @@ int main(int argc, char** argv) {
     test_publish_refuses_and_keeps_the_old_set();
     test_counters_saturate_and_never_pass_zero();
     test_threads_choose_while_a_writer_publishes(n_requests);
-    test_a_request_allocates_nothing();
     test_half_open_gives_one_trial(n_requests / 200);
     test_policies_under_threads(n_requests);
     test_bench_checks_its_answers(n_requests);
