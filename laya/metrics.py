@@ -18,7 +18,7 @@ from laya.types import ModelStatus
 OUTCOMES = ("served", "refused", "failed", "cancelled")
 MICROSECONDS = tuple(base * 10.0**power for power in (-6, -5, -4, -3) for base in (1, 2, 5))
 SECONDS = (*(base * 10.0**power for power in (-3, -2, -1, 0, 1) for base in (1, 2.5, 5)), 100.0, 300.0)
-_STATES = ("unloaded", "loading", "ready", "draining", "failed")
+_STATES = ("unloaded", "loading", "ready", "degraded", "draining", "failed")
 
 
 class Histogram:

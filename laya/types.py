@@ -132,7 +132,7 @@ class EngineAddress(msgspec.Struct, frozen=True, kw_only=True):
     cancels_whole: bool  # True: a whole (non-streamed) answer is cancelled when the client leaves, so it is relayed raw
 
 
-ModelState = Literal["unloaded", "loading", "ready", "draining", "failed"]
+ModelState = Literal["unloaded", "loading", "ready", "degraded", "draining", "failed"]
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):

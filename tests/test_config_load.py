@@ -259,7 +259,6 @@ def test_every_foreign_key_leads_to_a_key_of_ours() -> None:
     [
         ("quantization: awq", "quantization 'awq': no engine here runs it yet; use a GGUF variant"),
         ("quantization: q4_k_m", "choose it by the model's name"),
-        ("models: {m: {replicas: 2}}", "models.m.replicas 2: one engine per model"),
         ("gpus: [0]", "gpus [0]: no GPU engine is here yet"),
         ("gpu_layers: all", "gpu_layers 'all': no GPU engine is here yet"),
         ("gpu_layers: 33", "gpu_layers 33: no GPU engine is here yet"),

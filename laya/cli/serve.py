@@ -177,7 +177,7 @@ def _say_loaded(console: Console, gateway: Gateway, endpoint: Endpoint) -> None:
     measured = ""
     if status.measured_bytes:
         measured = f", measured {status.measured_bytes / MIB:.0f} MiB of {plan.need_bytes / MIB:.0f} planned"
-    ceiling = gateway.ceilings.words(endpoint.model_id)
+    ceiling = gateway.ceilings.words(endpoint.name)
     console.print(f" [dim]loaded[/]    in {endpoint.mean_load_s:.1f} s{measured}" + (f"; {ceiling}" if ceiling else ""))
 
 

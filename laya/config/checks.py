@@ -101,15 +101,10 @@ def _on_gpu(value: int | str | list[int]) -> str | None:
     return None if value in (0, "auto", []) else _NO_GPU
 
 
-def _replicas(value: int) -> str | None:
-    return "one engine per model until placing several is built; raise max_num_seqs instead" if value > 1 else None
-
-
 _REASONS: dict[str, Callable[[Any], str | None]] = {
     "quantization": _quantization,
     "kv_cache_dtype": _kv_cache_dtype,
     "gpu_layers": _on_gpu,
     "experts_on_cpu": _on_gpu,
     "gpus": _on_gpu,
-    "replicas": _replicas,
 }

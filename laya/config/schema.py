@@ -130,8 +130,8 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Meta(description="GPUs to use, by number; empty until a GPU engine is there."),
     ] = UNSET
     replicas: Annotated[
-        Count | UnsetType,
-        Meta(description="Engines running this model; 1 until placing several is there."),
+        Annotated[int, Meta(ge=1, le=64)] | UnsetType,
+        Meta(description="Engines that run this model side by side; requests name the model, never one of them."),
     ] = UNSET
     policy: Annotated[
         RoutePolicy | UnsetType,

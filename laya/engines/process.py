@@ -123,7 +123,9 @@ class EngineProcess:
             child.signal_group(signum)
             if await child.wait(wait_s):
                 return True
-        logger.error("engine %s (pid %s) is not gone %g s after SIGKILL", self.settings.model_id, self.pid, KILL_WAIT_S)
+        logger.error(
+            "engine %s (pid %s) is not gone %g s after SIGKILL", self.settings.engine_name, self.pid, KILL_WAIT_S
+        )
         return False
 
     def kill(self) -> None:
@@ -143,13 +145,13 @@ class EngineProcess:
 
     def _spawn(self) -> Child:
         if self._ceilings is not None and self.settings.ceiling_bytes is not None:
-            self._ceiling = self._ceilings.make(self.settings.model_id, self.settings.ceiling_bytes)
+            self._ceiling = self._ceilings.make(self.settings.engine_name, self.settings.ceiling_bytes)
         document = json.dumps(self._document()).encode()
         self._listening = asyncio.get_running_loop().create_future()
         try:
             self._child = Child(
                 # The model's name is there for whoever reads `ps`.
-                [sys.executable, "-m", CHILD_MODULE, self.settings.model_id],
+                [sys.executable, "-m", CHILD_MODULE, self.settings.engine_name],
                 document=document,
                 environment=_child_environment(),
                 on_stdout=self._on_report,
@@ -164,7 +166,7 @@ class EngineProcess:
         read_politely(self._child.pid)
         self.pid, self.started_at, self.state = self._child.pid, time.time(), "starting"
         self._child.exited.add_done_callback(lambda exited: self._ended(exited.result()))
-        self.log.begin(f"engine for {self.settings.model_id} started, pid {self.pid}")
+        self.log.begin(f"engine for {self.settings.engine_name} started, pid {self.pid}")
         return self._child
 
     def _document(self) -> dict[str, Any]:
@@ -226,14 +228,14 @@ class EngineProcess:
             task.cancel()
         reason = self._ended(child.exited.result())
         if self.limit_hit is not None:
-            raise EngineOutOfMemory(self.settings.model_id, self.limit_hit.limit_bytes, self.limit_hit.peak_bytes)
+            raise EngineOutOfMemory(self.settings.engine_name, self.limit_hit.limit_bytes, self.limit_hit.peak_bytes)
         if child.exited.result() >= 0:
             words = self.log.error_words(first=True) or self._gave_up or reason
             reason = f"{words} (model file {self.settings.path})"
         raise self._failure(reason)
 
     def _failure(self, words: str) -> EngineFailed:
-        return EngineFailed(f"The engine for '{self.settings.model_id}' did not start: {words}", param="model")
+        return EngineFailed(f"The engine for '{self.settings.engine_name}' did not start: {words}", param="model")
 
     def _ended(self, returncode: int) -> str:
         """Settle the reason of the exit, once."""

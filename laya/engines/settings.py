@@ -24,6 +24,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One engine to start. Paths may be relative to the current folder; they are made absolute for the child."""
 
     model_id: str  # what answers call the model
+    name: str = ""  # what logs and limits call this engine, where the model has several; else as the model
     path: Path  # the .gguf file, the first one of a split model
     planned: PlannedSettings
     args: dict[str, Any] = {}  # the engine's own arguments, from config; see arguments.py
@@ -37,6 +38,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads_file: str | None = None  # where the child reads how many threads it may use now; None: as planned
     ceiling_bytes: int | None = None  # the most it may hold, its mapped file included; None: not limited
     load_timeout_s: float = LOAD_TIMEOUT_S  # from spawn to the first generated token
+
+    @property
+    def engine_name(self) -> str:
+        return self.name or self.model_id
 
     @property
     def context_tokens(self) -> int:

@@ -105,7 +105,7 @@ class Desk:
 
     async def models(self, request: Request) -> Response:
         await self._fleet.refresh()
-        data = [await self._model(endpoint) for endpoint in list(self._fleet.endpoints.values())]
+        data = [await self._model(group[0]) for group in self._fleet.groups()]
         return reply({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
@@ -121,7 +121,7 @@ class Desk:
             "context_length": window,
             "max_model_len": window,
             "task": endpoint.settings.task,
-            "loaded": endpoint.pool is not None,
+            "loaded": any(each.pool is not None for each in self._fleet.replicas(endpoint)),
             "aliases": self._fleet.aliases(endpoint),
         }
 
@@ -130,21 +130,10 @@ class Desk:
         await fleet.refresh()
         now_s = time.monotonic()
         budget = fleet.budget()
-        by_id = {endpoint.model_id: endpoint for endpoint in fleet.endpoints.values()}
         models = []
         statuses, reserved_bytes = fleet.statuses(), fleet.ledger.held("cpu")
         for status in statuses:
-            endpoint = by_id[status.id]
-            shown = msgspec.to_builtins(status, enc_hook=str)
-            shown |= {
-                "requests": [exchange.as_state(now_s) for exchange in (*endpoint.live, *endpoint.queue)],
-                "queued": len(endpoint.queue),
-                "running": len(endpoint.live),
-                "pinned": endpoint.settings.pinned,
-                "ttl_s": endpoint.settings.ttl_s,
-                "idle_s": None if endpoint.is_busy else round(now_s - endpoint.last_used_s, 1),
-            }
-            models.append(shown)
+            models.append(msgspec.to_builtins(status, enc_hook=str) | _doing(fleet.replicas_of(status.id), now_s))
         return reply(
             {
                 "version": laya.__version__,
@@ -182,9 +171,7 @@ class Desk:
 
     async def unload(self, request: Request) -> Response:
         endpoint = self._fleet.find(request.path_params["model_id"])
-        if endpoint.pool is not None:
-            self._stats.count_unload(endpoint.model_id, "requested")
-        await self._fleet.unload(endpoint)
+        await self._fleet.unload_model(endpoint, "requested")
         return await self._shown(endpoint)
 
     async def _shown(self, endpoint: Endpoint) -> Response:
@@ -193,24 +180,50 @@ class Desk:
 
     async def slots(self, request: Request) -> Response:
         """What the engine itself says of its sequences, beside what Laya has promised (`/admin/state`)."""
-        endpoint = self._fleet.find(request.path_params["model_id"])
+        found = self._fleet.find(request.path_params["model_id"])
         slots: list[dict[str, Any]] = []
-        if endpoint.pool is not None:
+        for endpoint in self._fleet.replicas(found):
+            if endpoint.pool is None:
+                continue
             try:
                 _, answer = await endpoint.pool.fetch("GET", "/slots")
             except OSError as error:
-                raise EngineFailed(f"The engine of '{endpoint.model_id}' does not answer: {error}") from None
-            slots = msgspec.json.decode(answer)
-        return reply({"slots": [{name: slot.get(name) for name in _SLOT_FIELDS} for slot in slots]})
+                raise EngineFailed(f"The engine of '{endpoint.name}' does not answer: {error}") from None
+            engine = {} if endpoint is found and len(self._fleet.replicas(found)) == 1 else {"replica": endpoint.name}
+            slots += [engine | {name: slot.get(name) for name in _SLOT_FIELDS} for slot in msgspec.json.decode(answer)]
+        return reply({"slots": slots})
+
+    def _replica(self, request: Request) -> Endpoint:
+        group = self._fleet.replicas(self._fleet.find(request.path_params["model_id"]))
+        value = request.query_params.get("replica", "1")
+        if not value.isdecimal() or not 1 <= int(value) <= len(group):
+            raise InvalidRequest(f"'replica' is '{value}': expected 1 to {len(group)}.", param="replica")
+        return group[int(value) - 1]
 
     async def logs(self, request: Request) -> Response:
-        endpoint = self._fleet.find(request.path_params["model_id"])
+        """`?replica=2`: of that engine, where the model has several; the first one's otherwise."""
+        endpoint = self._replica(request)
         follow = _switch(request, "follow")
-        logs = self._fleet.supervisor.logs(endpoint.model_id)
+        logs = self._fleet.supervisor.logs(endpoint.name)
         if follow:
             lines = _lines(logs.follow(FOLLOW_FROM_LINES), self.closing)
             return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
         return Response("".join(line + "\n" for line in logs.tail()), media_type="text/plain; charset=utf-8")
+
+
+def _doing(group: tuple[Endpoint, ...], now_s: float) -> dict[str, Any]:
+    """What the endpoints of one model work on."""
+    live = [exchange for endpoint in group for exchange in endpoint.live]
+    waiting = [exchange for endpoint in group for exchange in endpoint.queue]
+    last_used_s = max(endpoint.last_used_s for endpoint in group)
+    return {
+        "requests": [exchange.as_state(now_s) for exchange in (*live, *waiting)],
+        "queued": len(waiting),
+        "running": len(live),
+        "pinned": group[0].settings.pinned,
+        "ttl_s": group[0].settings.ttl_s,
+        "idle_s": None if live or waiting else round(now_s - last_used_s, 1),
+    }
 
 
 def _switch(request: Request, name: str) -> bool:

@@ -20,15 +20,15 @@ from laya.errors import (
     NotSupported,
 )
 from laya.gateway.body import ParsedBody
-from laya.gateway.endpoint import ENGINE_STARTS, KINDS_OF
-from laya.gateway.engine_body import engine_body
+from laya.gateway.endpoint import KINDS_OF
 from laya.gateway.heads import PRIORITY, priority_of
 from laya.gateway.length import must_count, refuse_hopeless, settle_length
 from laya.gateway.outbox import Outbox
 from laya.gateway.plain import parse
 from laya.gateway.pump import Pump
-from laya.gateway.relay import RawAnswer, broke_off, relay_for
-from laya.gateway.upstream import UpstreamConnection
+from laya.gateway.relay import broke_off
+from laya.gateway.retry import Retries
+from laya.gateway.sending import CRASH_NOTICE_S, Sending
 from laya.routing import UNKNOWN_MODEL
 from laya.routing.rules import RequestFacts, Rules
 from laya.routing.table import FLAG_STREAMING
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MOST_TOKENS = 2**32 - 1  # what the routing feature holds
-CRASH_NOTICE_S = 0.2  # an engine's connections break a moment before its end is known
 _KIND_NAMES = {kind: kind.name.lower() for kind in EndpointKind}
 
 
@@ -61,6 +60,9 @@ class Dispatcher:
         self.crash_error: Callable[[str, str], LayaError] = broke_off  # (model, reason); the guard knows better
         self.streams = Pump(self.outbox)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.retries = Retries(self)
+        self.sending = Sending(self)
+        self.send_again = self.sending.send_again
 
     def arrive(self, exchange: Exchange, authorization: bytes | None, headers: list[tuple[bytes, bytes]]) -> None:
         """A head was read on an inference path. What it already tells to be refused never reads its body."""
@@ -89,7 +91,7 @@ class Dispatcher:
             parsed = exchange.parsed = parse(exchange.kind, exchange.body)  # 1 parse
             exchange.body = b""  # `parsed` has it
             endpoint = exchange.endpoint = self._route(exchange, parsed)  # 2 route
-            self._admit(exchange, endpoint)  # 3 admit
+            self.admit(exchange, endpoint)  # 3 admit
         except LayaError as error:
             exchange.fail(error)
         except Exception as error:
@@ -108,13 +110,9 @@ class Dispatcher:
             connection = endpoint.take_straight(exchange, promised_tokens)
             if connection is None:
                 exchange.read_taken()
-                self._admit(exchange, endpoint)
+                self.admit(exchange, endpoint)
                 return
-            exchange.sent_s = time.monotonic()
-            endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
-            exchange.connection = connection
-            connection.send(request, RawAnswer(exchange))
-            self.stats.added.observe(time.monotonic() - exchange.read_s)
+            self.sending.send_taken(exchange, endpoint, request, connection)  # 5 relay
         except LayaError as error:
             exchange.fail(error)
         except Exception as error:
@@ -176,7 +174,7 @@ class Dispatcher:
 
     def _wrong_task(self, endpoint: Endpoint, kind: EndpointKind) -> NotSupported:
         task = next(task for task, kinds in KINDS_OF.items() if kind in kinds)
-        able = [other.model_id for other in self.fleet.endpoints.values() if other.settings.task == task]
+        able = [group[0].model_id for group in self.fleet.groups() if group[0].settings.task == task]
         hint = f"Models here that do: {', '.join(able)}." if able else f"No model here has `task: {task}`."
         return NotSupported(
             f"The model '{endpoint.model_id}' has the task '{endpoint.settings.task}', not '{task}'. {hint}",
@@ -184,7 +182,7 @@ class Dispatcher:
         )
 
     # 3 admit
-    def _admit(self, exchange: Exchange, endpoint: Endpoint) -> None:
+    def admit(self, exchange: Exchange, endpoint: Endpoint) -> None:
         if endpoint.pool is None:
             endpoint.enqueue(exchange)
             self.fleet.wake(endpoint)  # 4 ready: the queue is pumped when the engine is there
@@ -192,9 +190,9 @@ class Dispatcher:
             refuse_hopeless(exchange, endpoint)
             endpoint.check_queue()
             endpoint.n_counting += 1
-            self._spawn(self._count_then_admit(exchange, endpoint))
+            self.spawn(self._count_then_admit(exchange, endpoint))
         elif not endpoint.queue and endpoint.try_reserve(exchange):
-            self._relay(exchange, endpoint)
+            self.sending.send(exchange, endpoint)
         else:
             endpoint.enqueue(exchange)
 
@@ -222,7 +220,7 @@ class Dispatcher:
                     exchange.fail(error)
                     continue
                 endpoint.n_counting += 1
-                self._spawn(self._count_then_admit(exchange, endpoint, first=True))
+                self.spawn(self._count_then_admit(exchange, endpoint, first=True))
                 continue
             try:
                 if not endpoint.try_reserve(exchange):
@@ -232,7 +230,7 @@ class Dispatcher:
                 exchange.fail(error)
                 continue
             endpoint.queue.popleft()
-            self._relay(exchange, endpoint)
+            self.sending.send(exchange, endpoint)
 
     async def _count_then_admit(self, exchange: Exchange, endpoint: Endpoint, *, first: bool = False) -> None:
         """Ask the engine's tokenizer, refuse or clamp by the exact number, go on with step 3."""
@@ -245,88 +243,27 @@ class Dispatcher:
             if exchange.outcome is not None:
                 return
             if endpoint.pool is None:  # the engine went away meanwhile
-                self._admit(exchange, endpoint)
+                self.admit(exchange, endpoint)
             elif (first or not endpoint.queue) and endpoint.try_reserve(exchange):
-                self._relay(exchange, endpoint)
+                self.sending.send(exchange, endpoint)
             else:
                 endpoint.enqueue(exchange, first=first)
         except LayaError as error:
             exchange.fail(error)
         except OSError as error:
+            if isinstance(error, ConnectionError) and self.retries.try_elsewhere(exchange):
+                return
             if isinstance(error, ConnectionError) and not exchange.tried_later:
-                await self._try_later(exchange, endpoint)
+                await self.sending.try_later(exchange, endpoint)
             else:
                 exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' could not count the prompt: {error}"))
         except Exception as error:
             exchange.fail(self.fault(f"request {exchange.request_id!r}", error))
 
-    # 5 relay
-    def _relay(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        assert exchange.parsed is not None
-        exchange.sent_s = time.monotonic()
-        endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
-        try:
-            exchange.upstream_body = exchange.upstream_body or engine_body(exchange, endpoint)
-            connection = endpoint.pool.take() if endpoint.pool is not None else None
-            if connection is not None:
-                self._write(exchange, endpoint, connection)
-            else:
-                self._send_fresh(exchange, endpoint)
-        except Exception as error:  # whoever made room for it goes on
-            exchange.fail(self.fault(f"request {exchange.request_id!r}", error))
-
-    def _send_fresh(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        """Over a connection that is opened for it."""
-        pool = endpoint.pool
-        if pool is None:
-            exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' has just stopped."))
-            return
-
-        def connected(result: UpstreamConnection | OSError) -> None:
-            if isinstance(result, ConnectionError) and not exchange.tried_later:
-                self._spawn(self._try_later(exchange, endpoint))
-            elif isinstance(result, OSError):
-                exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' can't be reached: {result}"))
-            elif exchange.outcome is not None:
-                result.abort()
-            else:
-                self._write(exchange, endpoint, result)
-
-        pool.connect(connected)
-
-    def _write(self, exchange: Exchange, endpoint: Endpoint, connection: UpstreamConnection) -> None:
-        pool = endpoint.pool
-        if pool is None:
-            connection.abort()
-            exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' has just stopped."))
-            return
-        exchange.connection = connection
-        request = pool.request_bytes(ENGINE_STARTS[exchange.kind], exchange.upstream_body)
-        connection.send(request, relay_for(exchange))
-        if not exchange.deadline_s:  # it went straight through: what it took here is Laya's own time
-            self.stats.added.observe(time.monotonic() - exchange.read_s)
-
-    def send_again(self, exchange: Exchange) -> None:
-        """The connection was closed before the request was read: once more, on a new one."""
-        assert exchange.endpoint is not None
-        exchange.sent_again = True
-        exchange.read_taken()
-        exchange.upstream_body = exchange.upstream_body or engine_body(exchange, exchange.endpoint)
-        self._send_fresh(exchange, exchange.endpoint)
-
-    async def _try_later(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        """The engine is gone and never saw the request, which waits, once, for the next one."""
-        exchange.tried_later = True
-        exchange.read_taken()
-        exchange.sent_s = 0.0
-        endpoint.release(exchange)
-        await asyncio.sleep(CRASH_NOTICE_S)
-        if exchange.outcome is None:
-            try:
-                self._admit(exchange, endpoint)
-            except LayaError as error:
-                exchange.fail(error)
-        self.pump(endpoint)
+    def pump_soon(self, endpoint: Endpoint) -> None:
+        """A place became free at an engine that may be dying: whoever waits is for the next one."""
+        if endpoint.queue:
+            asyncio.get_running_loop().call_later(CRASH_NOTICE_S, self.pump, endpoint)
 
     # 6 settle
     def settle(self, exchange: Exchange) -> None:
@@ -350,12 +287,12 @@ class Dispatcher:
             if exchange.n_tokens_out > 1 and exchange.first_token_s:
                 per_token_s = (time.monotonic() - exchange.first_token_s) / (exchange.n_tokens_out - 1)
                 model.inter_token.observe(per_token_s)
-        if exchange.engine_lost:  # whoever waits is for the next engine, not for one that is dying
-            asyncio.get_running_loop().call_later(CRASH_NOTICE_S, self.pump, endpoint)
+        if exchange.engine_lost:
+            self.pump_soon(endpoint)
         elif endpoint.queue:
             self.pump(endpoint)
 
-    def _spawn(self, work: Any) -> None:
+    def spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

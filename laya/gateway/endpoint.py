@@ -42,8 +42,12 @@ _SMOOTHING = 0.2  # weight of the newest request in the running mean of service 
 class Endpoint:
     """See the module. `pool` is None while no engine is ready behind it."""
 
-    def __init__(self, index: int, settings: ResolvedModel, stats: ModelStats, lane: PlainLane | None = None) -> None:
+    def __init__(
+        self, index: int, settings: ResolvedModel, stats: ModelStats, lane: PlainLane | None = None, *, name: str = ""
+    ) -> None:
+        """name: of the engine, where its model has several: `smollm2#1`."""
         self.index = index
+        self.name = name or settings.id
         self.settings = settings
         self.kinds = KINDS_OF[settings.task]
         self.stats = stats
@@ -52,6 +56,8 @@ class Endpoint:
         self.planned: PlannedSettings | None = None
         self.admission: Admission | None = None
         self.queue: deque[Exchange] = deque()
+        self.has_failed = False  # its last engine ended by itself
+        self.stuck: str | None = None  # what its engine does not do any more, in words
         self.is_pumping = False  # its queue is being let in; each that ends meanwhile need not begin it again
         self.live: set[Exchange] = set()
         self.template_bytes = 0
@@ -73,6 +79,11 @@ class Endpoint:
         return bool(self.live or self.queue)
 
     @property
+    def is_serving(self) -> bool:
+        """Whether an engine that works is behind it."""
+        return self.pool is not None and self.stuck is None
+
+    @property
     def may_leave(self) -> bool:
         """Whether its engine may be stopped for the sake of another model."""
         return self.pool is not None and not self.is_busy and not self.settings.pinned
@@ -85,6 +96,7 @@ class Endpoint:
     def open(self, address: EngineAddress, plan: Plan, template_bytes: int) -> None:
         """An engine is ready: from now on sequences can be reserved."""
         self.close()
+        self.has_failed = False
         self.pool = UpstreamPool(address)
         self.planned = plan.settings
         self.template_bytes = template_bytes
@@ -106,7 +118,7 @@ class Endpoint:
             self.pool.close()
         if self._lane is not None:
             self._lane.close(self.index)
-        self.pool = self.planned = self.admission = None
+        self.pool = self.planned = self.admission = self.stuck = None
 
     async def drained(self) -> None:
         """Return when no request is in flight; whoever waits for that sets the deadline."""

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 Outcome = Literal["served", "refused", "failed", "cancelled"]
 
-_FAULTS_OF_OURS = (EngineCrashed, EngineFailed, ServerStopping)
+_FAULTS_OF_ENGINES = (EngineCrashed, EngineFailed)
+_FAULTS_OF_OURS = (*_FAULTS_OF_ENGINES, ServerStopping)
 _JSON_HEAD = b"content-type: application/json\r\n"
 _SSE_HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 
@@ -82,6 +83,9 @@ class Exchange:
     engine_lost = False  # its connection broke: most likely the engine has died
     sent_again = False
     tried_later = False
+    was_sent = False  # an engine may have read it
+    n_tries = 1  # by engines
+    n_moves = 0  # to other replicas
     # response
     started = False
     head_sent = False
@@ -163,6 +167,20 @@ class Exchange:
         """It does not go the plain lane's way after all: what the full way needs to know of it."""
         if self.parsed is None:
             self.parsed = parse(self.kind, self.taken.partition(b"\r\n\r\n")[2])
+
+    @property
+    def can_be_sent_again(self) -> bool:
+        """Whether its body is still here."""
+        return bool(self.upstream_body) or (self.parsed is not None and bool(self.parsed.data))
+
+    def begin_anew(self) -> None:
+        """Another replica gets it; what its engine said or did is forgotten."""
+        self.n_moves += 1
+        self.was_sent = self.sent_again = self.tried_later = self.engine_lost = self.upstream_paused = False
+        self.sent_s = self.first_token_s = 0.0
+        self.prefill_done = self.prefill_total = self.n_tokens_out = 0
+        if self.parsed is not None and self.parsed.max_tokens is None:  # said again with the body for its engine
+            self.extra_headers = [each for each in self.extra_headers if not each.startswith(b"x-laya-max-tokens")]
 
     def let_go_of_body(self) -> None:
         """Its engine answers, or nobody will read it: what it held is free for other requests."""
@@ -249,8 +267,13 @@ class Exchange:
         self.finish(outcome)
 
     def fail(self, error: LayaError) -> None:
-        """End with an error: an HTTP error before the first byte, an SSE error event after it."""
+        """End with an error: an HTTP error before the first byte, an SSE error event after it.
+
+        An engine's own fault ends nothing where another replica takes the request.
+        """
         if self.outcome is not None:
+            return
+        if isinstance(error, _FAULTS_OF_ENGINES) and self.dispatcher.retries.try_elsewhere(self):
             return
         outcome: Outcome = "failed" if isinstance(error, _FAULTS_OF_OURS) or error.http_status == 500 else "refused"
         if not self.head_sent:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,27 +17,32 @@ from laya.config import Config
 from laya.engines.hooks import Ending
 from laya.engines.settings import EngineSettings
 from laya.engines.supervisor import Supervisor
-from laya.errors import EngineFailed, EngineOutOfMemory, LayaError
+from laya.errors import EngineFailed, LayaError
 from laya.gateway.corrections import Corrections
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
 from laya.gateway.launch import check_servable, engine_settings, pooling_of
 from laya.gateway.loading import Loading
+from laya.gateway.outgrown import Outgrown
 from laya.gateway.relief import Relief
+from laya.gateway.replicas import Replicas
 from laya.gateway.room import Room
 from laya.gateway.shelf import Shelf
+from laya.gateway.standing import standing
 from laya.gateway.threads import Threads
 from laya.memory import Budget, Machine
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
-from laya.types import EngineAddress, ModelState, ModelStatus, Plan
+from laya.types import EngineAddress, ModelState, ModelStatus, Plan, PlannedSettings
+
+if TYPE_CHECKING:
+    from laya.gateway.exchange import Exchange
 
 DATABASE = "laya.db"
 DRAIN_DEADLINE_S = 30.0
 WINDOW_KEPT_S = 30.0
 MEASURE_EVERY_S = 2.0
 BACK_OFF_HELD_S = 5.0  # requests wait this long for an engine that is left alone after it died
-HITS_ENOUGH = 2  # the second engine had what was learned of the first
 CLOCK_STEP_S = 0.01  # a timer may be this early
 
 
@@ -58,16 +63,17 @@ class Fleet(Shelf):
         super().__init__(config, home=home, router=router, stats=stats, supervisor=supervisor)
         self.machine = machine
         self.events = events or Events()
-        self.plans: dict[str, Plan] = {}
+        self.plans: dict[str, Plan] = {}  # by the names of engines
         self.pump: Callable[[Endpoint], None] = lambda endpoint: None  # the dispatcher's
+        self.pass_on: Callable[[Exchange], bool] = lambda exchange: False  # the dispatcher's
+        self.now_s = time.monotonic
         self.loading = Loading(config, machine, supervisor, Corrections(home / DATABASE), self, self._evict)
         self.ledger = self.loading.ledger
         self.threads = Threads(self.ledger, machine.cores)
         self.relief = Relief(self)
         self.room = Room(self.ready, self.loading.reach_bytes)
-        self._anyway: set[str] = set()  # models that somebody insists on
-        self._n_hits: dict[str, int] = {}  # how often in a row a model's engine was stopped at its ceiling
-        self._outgrown: dict[str, LayaError] = {}  # models that are not tried again unasked
+        self.together = Replicas(self)
+        self._outgrown = Outgrown()
         self._windows: dict[str, tuple[float, int | None]] = {}
         self._measured_s = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -78,7 +84,7 @@ class Fleet(Shelf):
         endpoint.held_back = self.relief.reason
         endpoint.on_busy = self._busy_changed
         self.supervisor.register(
-            endpoint.model_id,
+            endpoint.name,
             lambda: self._prepare(endpoint),
             lambda: self._released(endpoint),
             task=endpoint.settings.task,
@@ -88,23 +94,21 @@ class Fleet(Shelf):
 
     def forget(self, endpoint: Endpoint) -> None:
         self._windows.pop(endpoint.model_id, None)
-        self._anyway.discard(endpoint.model_id)
-        self._forgive(endpoint.model_id)
-
-    def _forgive(self, model_id: str) -> None:
-        self._n_hits.pop(model_id, None)
-        self._outgrown.pop(model_id, None)
+        self._outgrown.forget(endpoint.name)
+        self.together.forget(endpoint)
 
     # loading
     def wake(self, endpoint: Endpoint) -> None:
         """Have the engine ready for what waits at this endpoint; its queue is failed when that can't be."""
-        self._spawn(self._wake(endpoint))
+        self.spawn(self._wake(endpoint))
 
     async def _wake(self, endpoint: Endpoint) -> None:
         try:
             await self._load_or_retry(endpoint)
         except LayaError as error:
             endpoint.fail_waiting(error)
+        else:
+            await self.together.load_rest(endpoint)
 
     async def _load_or_retry(self, endpoint: Endpoint) -> None:
         """Load; busy models and, once, a short back-off are waited for, instead of refusing who waits."""
@@ -120,21 +124,26 @@ class Fleet(Shelf):
             await self.room.take_turn(endpoint, endpoint.is_waited_for)
 
     async def load(self, endpoint: Endpoint, *, anyway: bool = False) -> EngineAddress:
-        """As `ready`, asked for by a person: what outgrew its ceiling before is tried again.
+        """As `ready`, asked for by a person, for all engines of its model: what outgrew its ceiling is tried again.
 
-        Busy models are waited for as long as a request would. anyway: also what does not fit the whole budget; it runs
-        under the ceiling of what is free.
+        Busy models are waited for as long as a request would, for the first one. What refuses the others is told by
+        their state. anyway: also what does not fit the whole budget; it runs under the ceiling of what is free.
         """
-        self._forgive(endpoint.model_id)
-        if anyway:
-            self._anyway.add(endpoint.model_id)
+        group = self.replicas(endpoint)
+        for each in group:
+            self._outgrown.forgive(each.name)
+            if anyway:
+                self._outgrown.insist(each.name)
         end_s = time.monotonic() + endpoint.settings.queue_timeout_s
-        return await self.room.take_turn(endpoint, lambda: time.monotonic() < end_s)
+        first = next((each for each in group if each.pool is not None), group[0])
+        address = await self.room.take_turn(first, lambda: time.monotonic() < end_s)
+        await self.together.load_rest(first)
+        return address
 
     async def ready(self, endpoint: Endpoint) -> EngineAddress:
         """Plan, make room, start, and wait until it has generated a token. Raises what refused it."""
         start_s, was_loaded = time.monotonic(), endpoint.pool is not None
-        address = await self.supervisor.ensure_ready(endpoint.model_id)
+        address = await self.supervisor.ensure_ready(endpoint.name)
         if endpoint.pool is None:
             self.open(endpoint, address)
         if not was_loaded:
@@ -142,38 +151,65 @@ class Fleet(Shelf):
         return address
 
     async def unload(self, endpoint: Endpoint, deadline_s: float = DRAIN_DEADLINE_S) -> None:
-        """Let what runs finish within the deadline, then stop the engine. New requests wait for the next load."""
-        endpoint.close()
-        await self.supervisor.unload(endpoint.model_id, deadline_s)
+        """Let what runs finish within the deadline, then stop the engine. New requests go to the other engines of its
+        model, or wait for the next load."""
+        self._close(endpoint)
+        await self.supervisor.unload(endpoint.name, deadline_s)
         if endpoint.queue:
             self.wake(endpoint)
 
+    async def unload_model(self, endpoint: Endpoint, reason: str = "", deadline_s: float = DRAIN_DEADLINE_S) -> None:
+        """`unload` for all engines of its model. reason: what the metrics call it; nothing: not counted."""
+        running = [each for each in self.replicas(endpoint) if each.pool is not None]
+        for each in running:
+            if reason:
+                self.stats.count_unload(each.model_id, reason)
+            each.close()
+        await asyncio.gather(*(self.unload(each, deadline_s) for each in running or [endpoint]))
+
+    def _close(self, endpoint: Endpoint) -> None:
+        """No request goes to its engine any more."""
+        endpoint.close()
+        self.together.choose_eligible(endpoint)
+        self.together.leave_to_others(endpoint)
+
     async def _evict(self, endpoint: Endpoint, wanted_id: str) -> None:
         self.stats.count_unload(endpoint.model_id, "evicted")
-        held_bytes = self.ledger.held_by(endpoint.model_id, "cpu")
-        text = f"'{endpoint.model_id}' was idle and is unloaded to make room for '{wanted_id}'"
+        held_bytes = self.ledger.held_by(endpoint.name, "cpu")
+        text = f"'{endpoint.name}' was idle and is unloaded to make room for '{wanted_id}'"
         self.events.add("evicted", text, level="info", model=endpoint.model_id, held_bytes=held_bytes)
         await self.unload(endpoint, deadline_s=0.0)
 
     async def _prepare(self, endpoint: Endpoint) -> EngineSettings:
         """Called by the supervisor just before a child is started: the plan that it is started with."""
-        model_id = endpoint.model_id
-        self.relief.check_admitting(model_id)
-        if model_id in self._outgrown:
-            raise self._outgrown[model_id]
-        file = self.files[model_id]
+        name = endpoint.name
+        self.relief.check_admitting(name)
+        self._outgrown.check(name)
+        file = self.files[endpoint.model_id]
         check_servable(file)
         pooling = pooling_of(endpoint.settings, file)
-        anyway = self.config.memory.anyway or model_id in self._anyway
+        anyway = self.config.memory.anyway or self._outgrown.is_insisted(name)
         plan = await self.loading.reserve(endpoint, file, anyway=anyway)
-        self.plans[model_id], endpoint.no_room = plan, None
+        self.plans[name], endpoint.no_room = plan, None
         grant = self.threads.admit(endpoint, plan.settings.n_threads)
-        return engine_settings(endpoint.settings, file, plan, pooling, grant)
+        return engine_settings(endpoint.settings, file, plan, pooling, grant, name=name)
 
     def leaving_order(self, wanted: Endpoint | None) -> list[Endpoint]:
-        """Idle models that may leave for the sake of another, the longest unused first."""
-        idle = [other for other in self.endpoints.values() if other is not wanted and other.may_leave]
+        """Idle engines that may leave for the sake of another model, the longest unused first."""
+        own = self.replicas(wanted) if wanted is not None else ()
+        idle = [other for other in self.endpoints.values() if other not in own and other.may_leave]
         return sorted(idle, key=lambda endpoint: endpoint.last_used_s)
+
+    def kept_for(self, endpoint: Endpoint) -> list[Endpoint]:
+        """The others that do not leave for it, however idle: what is pinned, and the engines of its own model."""
+        others = (other for other in self.endpoints.values() if other is not endpoint)
+        return [other for other in others if other.settings.pinned or other.model_id == endpoint.model_id]
+
+    def n_to_load(self, endpoint: Endpoint) -> int:
+        return self.together.n_to_load(endpoint)
+
+    def running_twin(self, endpoint: Endpoint) -> PlannedSettings | None:
+        return self.together.twin(endpoint)
 
     def threads_for(self, endpoint: Endpoint) -> int | None:
         """Threads of an engine whose model says none; None: all cores, shared out while it runs."""
@@ -201,19 +237,20 @@ class Fleet(Shelf):
         return await self.relief.stop_youngest(reason)
 
     # what engines do
-    def _engine_changed(self, model_id: str, state: ModelState, address: EngineAddress | None) -> None:
-        endpoint = self._by_id[model_id]
+    def _engine_changed(self, name: str, state: ModelState, address: EngineAddress | None) -> None:
+        endpoint = self._by_name[name]
         if state == "ready" and address is not None:
             self.open(endpoint, address)
             return
-        endpoint.close()
+        endpoint.has_failed = state == "failed"
+        self._close(endpoint)
         if state == "failed" and endpoint.queue:
             self.wake(endpoint)
 
     def _released(self, endpoint: Endpoint) -> None:
         """The engine is gone, or never came."""
         self.threads.leave(endpoint)
-        self.ledger.release(endpoint.model_id)
+        self.ledger.release(endpoint.name)
         self.room.changed()
 
     def _busy_changed(self, endpoint: Endpoint) -> None:
@@ -224,56 +261,59 @@ class Fleet(Shelf):
 
     def _ended(self, endpoint: Endpoint, ending: Ending) -> None:
         """What the engine held is known now: learn from it, and do not insist on what could not be."""
-        model_id, hit = endpoint.model_id, ending.limit_hit
-        plan = self.plans[model_id]
-        if hit is not None:
-            n_hits = self._n_hits[model_id] = self._n_hits.get(model_id, 0) + 1
-            if n_hits >= HITS_ENOUGH or not plan.fits:
-                self._anyway.discard(model_id)
-                self._outgrown[model_id] = EngineOutOfMemory(model_id, hit.limit_bytes, hit.peak_bytes)
+        plan, hit = self.plans[endpoint.name], ending.limit_hit
+        self._outgrown.ended(endpoint.name, plan, ending)
         if plan.fits:  # what was loaded anyway was given less than its plan
             peak_bytes = ending.peak_bytes if hit is None else hit.peak_bytes
-            learn, file = self.loading.learn, self.files[model_id]
-            self._spawn(asyncio.to_thread(learn, endpoint, file, plan, peak_bytes, was_killed=hit is not None))
+            learn, file = self.loading.learn, self.files[endpoint.model_id]
+            self.spawn(asyncio.to_thread(learn, endpoint, file, plan, peak_bytes, was_killed=hit is not None))
 
     def open(self, endpoint: Endpoint, address: EngineAddress) -> None:
-        plan = self.plans[endpoint.model_id]
+        plan = self.plans[endpoint.name]
         template = endpoint.settings.chat_template or self.files[endpoint.model_id].chat_template or ""
         endpoint.open(address, plan, template_bytes=max(len(template.encode()), 1024))
         self.router.set_capacity(endpoint.index, plan.settings.max_num_seqs, plan.settings.kv_pool_tokens)
         self.loading.post_measured()
+        self.together.choose_eligible(endpoint)
         self.pump(endpoint)
+        self.together.spread(endpoint)
         self.room.changed()
 
     def sweep(self, now_s: float) -> None:
         """A few times a second: waiting requests past their deadline, models idle past their ttl, files that came."""
         if self.roster.has_folder_changed():
-            self._spawn(self.refresh())
+            self.spawn(self.refresh())
         if now_s - self._measured_s >= MEASURE_EVERY_S:
             self._measured_s = now_s
             self.loading.post_measured()
         for endpoint in self.endpoints.values():
             if endpoint.queue:
                 endpoint.expire(now_s)
-            ttl_s = endpoint.settings.ttl_s
-            if ttl_s is not None and endpoint.pool and not endpoint.is_busy and now_s - endpoint.last_used_s > ttl_s:
-                self.stats.count_unload(endpoint.model_id, "idle")
-                self._spawn(self.unload(endpoint))
+        for group in self.groups():
+            ttl_s = group[0].settings.ttl_s
+            if ttl_s is None or not any(each.pool for each in group) or any(each.is_busy for each in group):
+                continue
+            if now_s - max(each.last_used_s for each in group) > ttl_s:
+                self.spawn(self.unload_model(group[0], "idle"))
+        self.together.sweep(now_s)
 
     # what users see
     def statuses(self) -> list[ModelStatus]:
-        """Every model: its engine's state with its plan."""
-        out = []
+        """Every model: the state of its engines with their plans."""
+        engines: dict[str, list[ModelStatus]] = {}
         for status in self.supervisor.status():
-            if status.id in self._by_id:
+            endpoint = self._by_name.get(status.id)
+            if endpoint is not None:
                 plan = self.plans.get(status.id) if status.state not in ("unloaded", "failed") else None
-                out.append(msgspec.structs.replace(status, plan=plan))
-        return out
+                shown = msgspec.structs.replace(status, plan=plan)
+                engines.setdefault(endpoint.model_id, []).append(shown)
+        return [standing(model_id, statuses) for model_id, statuses in engines.items()]
 
     async def window(self, endpoint: Endpoint) -> int | None:
         """Tokens one request may hold: as loaded, or as it would be loaded alone now; None where it would not fit."""
-        if endpoint.planned is not None:
-            return endpoint.planned.max_seq_len
+        planned = endpoint.planned or self.running_twin(endpoint)
+        if planned is not None:
+            return planned.max_seq_len
         known = self._windows.get(endpoint.model_id)
         if known is not None and known[0] > time.monotonic() - WINDOW_KEPT_S:
             return known[1]
@@ -287,13 +327,15 @@ class Fleet(Shelf):
 
     def kv_tokens(self) -> dict[str, tuple[int, int]]:
         """Model -> (tokens promised to live requests, tokens that can be held)."""
-        return {
-            endpoint.model_id: (endpoint.tokens_promised, endpoint.planned.kv_pool_tokens)
-            for endpoint in self.endpoints.values()
-            if endpoint.planned is not None
-        }
+        out: dict[str, tuple[int, int]] = {}
+        for endpoint in self.endpoints.values():
+            if endpoint.planned is not None:
+                promised, held = out.get(endpoint.model_id, (0, 0))
+                more = endpoint.tokens_promised, endpoint.planned.kv_pool_tokens
+                out[endpoint.model_id] = promised + more[0], held + more[1]
+        return out
 
-    def _spawn(self, work: Any) -> None:
+    def spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

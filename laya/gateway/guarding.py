@@ -73,14 +73,17 @@ class Guarding:
         events: Events,
         stats: GatewayStats,
         available_bytes: Callable[[], int],
+        model_of: Callable[[str], str] = str,
     ) -> None:
-        """available_bytes: what can be had now without swapping (Machine.available_bytes)."""
+        """available_bytes: what can be had now without swapping (Machine.available_bytes). model_of: the model of the
+        engine that is called so; metrics count by models."""
         self._fleet = fleet
         self._supervisor = supervisor
         self._ceilings = ceilings
         self._events = events
         self._stats = stats
         self._available_bytes = available_bytes
+        self._model_of = model_of
         self._ladder = Ladder()
         self._pressure = PressureMeter()
         self._gpus = GpuMeter()
@@ -187,12 +190,12 @@ class Guarding:
             self._note(step, f"caches dropped ({size_text(freed_bytes)}): {why}", reading)
         elif step == "unload_idle":
             for model_id in await self._fleet.unload_idle():
-                self._stats.count_unload(model_id, "pressure")
+                self._stats.count_unload(self._model_of(model_id), "pressure")
                 self._note(step, f"'{model_id}' was idle and is unloaded: {why}", reading, model_id)
         else:
             stopped = await self._fleet.stop_youngest(why)
             if stopped is not None:
-                self._stats.count_unload(stopped, "pressure")
+                self._stats.count_unload(self._model_of(stopped), "pressure")
                 self._note(step, f"'{stopped}', the youngest engine, is stopped: {why}", reading, stopped)
 
     def _note(self, step: Step, text: str, reading: Reading, model_id: str | None = None) -> None:
@@ -211,7 +214,7 @@ class Guarding:
         if state != "failed":
             return
         hit = self._ceilings.hit(model_id)
-        self._stats.count_unload(model_id, "crashed" if hit is None else "oom")
+        self._stats.count_unload(self._model_of(model_id), "crashed" if hit is None else "oom")
         if hit is None:
             self._events.add("engine_failed", f"the engine of '{model_id}' ended by itself", model=model_id)
         else:

@@ -26,11 +26,19 @@ def pooling_of(settings: ResolvedModel, file: ModelFile) -> Pooling | None:
 
 
 def engine_settings(
-    settings: ResolvedModel, file: ModelFile, plan: Plan, pooling: Pooling | None, threads_file: str | None = None
+    settings: ResolvedModel,
+    file: ModelFile,
+    plan: Plan,
+    pooling: Pooling | None,
+    threads_file: str | None = None,
+    *,
+    name: str = "",
 ) -> EngineSettings:
-    """The settings of one start. threads_file: where the engine reads how many threads it may use now."""
+    """The settings of one start. threads_file: where the engine reads how many threads it may use now. name: of the
+    engine, where its model has several."""
     return EngineSettings(
         model_id=file.id,
+        name=name,
         path=file.path,
         planned=plan.settings,
         args=settings.args,

@@ -23,7 +23,7 @@ from laya.gateway.endpoint import Endpoint
 from laya.gateway.instead import models_that_fit
 from laya.gateway.rates import kept_rates
 from laya.memory import LLAMA_SERVER, Budget, Ledger, Machine, plan_file, refusal, size_text
-from laya.types import ModelFile, Plan
+from laya.types import AskedSettings, ModelFile, Plan, PlannedSettings
 
 logger = logging.getLogger(__name__)
 RAM = "cpu"
@@ -40,6 +40,9 @@ class Others(Protocol):
 
     def leaving_order(self, wanted: Endpoint | None) -> list[Endpoint]: ...
     def threads_for(self, endpoint: Endpoint) -> int | None: ...
+    def kept_for(self, endpoint: Endpoint) -> list[Endpoint]: ...
+    def n_to_load(self, endpoint: Endpoint) -> int: ...
+    def running_twin(self, endpoint: Endpoint) -> PlannedSettings | None: ...
 
 
 class Loading:
@@ -76,9 +79,7 @@ class Loading:
 
     async def plan(self, endpoint: Endpoint, file: ModelFile, budget: Budget) -> Plan:
         """What the model needs, and what it would be started with inside this budget."""
-        asked = endpoint.settings.asked()
-        if asked.n_threads is None:
-            asked = msgspec.structs.replace(asked, n_threads=self._others.threads_for(endpoint))
+        asked = self._asked(endpoint)
         engine = LLAMA_SERVER if endpoint.settings.engine_path else None  # another build may repack more
         correction = await asyncio.to_thread(self._corrections.of, endpoint.settings, file.path)
         rates = await asyncio.to_thread(kept_rates, self._corrections.path)
@@ -86,6 +87,16 @@ class Loading:
         return await asyncio.to_thread(
             plan_file, path, asked, budget, model_id=model_id, engine=engine, rates=rates, correction=correction
         )
+
+    def _asked(self, endpoint: Endpoint) -> AskedSettings:
+        """What the user decided, and what was decided already: replicas of a model promise the same to requests."""
+        asked = endpoint.settings.asked()
+        twin = self._others.running_twin(endpoint)
+        if twin is not None:
+            asked = msgspec.structs.replace(asked, max_seq_len=twin.max_seq_len, kv_cache_dtype=twin.kv_cache_dtype)
+        if asked.n_threads is None:
+            asked = msgspec.structs.replace(asked, n_threads=self._others.threads_for(endpoint))
+        return asked
 
     async def reserve(self, endpoint: Endpoint, file: ModelFile, *, anyway: bool) -> Plan:
         """The plan the engine is started with, its bytes promised. Raises what refuses it.
@@ -97,18 +108,19 @@ class Loading:
         for device in plan.devices:
             if device.device != RAM:  # what is free there was read for this plan
                 self.ledger.set_total(device.device, self.ledger.held(device.device) + device.budget_bytes)
-            self.ledger.reserve(endpoint.model_id, device.device, device.total_bytes, overdraw=not plan.fits)
+            self.ledger.reserve(endpoint.name, device.device, device.total_bytes, overdraw=not plan.fits)
         if not plan.fits:
             logger.warning(
                 "'%s' is loaded although it needs %s; the ledger is overdrawn by %s",
-                endpoint.model_id, size_text(plan.need_bytes), size_text(-self.ledger.free(RAM)),
+                endpoint.name, size_text(plan.need_bytes), size_text(-self.ledger.free(RAM)),
             )  # fmt: skip
         return plan
 
     async def _plan_with_room(self, endpoint: Endpoint, file: ModelFile, *, anyway: bool) -> Plan:
         while True:
             budget = self.free_budget()
-            plan = await self.plan(endpoint, file, budget)
+            shared = await self._plan_of_share(endpoint, file, budget)
+            plan = shared or await self.plan(endpoint, file, budget)
             if plan.fits:
                 return plan
             leaving, reached, credited = await self._credited(endpoint, file, budget, plan)
@@ -116,16 +128,28 @@ class Loading:
                 await self._check_hopeless(endpoint, file, reached, credited, anyway=anyway)
                 return plan
             for idle in leaving:
-                await self._leave(idle, endpoint.model_id)
+                await self._leave(idle, endpoint.name)
+
+    async def _plan_of_share(self, endpoint: Endpoint, file: ModelFile, budget: Budget) -> Plan | None:
+        """A plan that leaves as much for each replica that is still to be loaded; None where there is none, or where
+        one alone needs more than its share."""
+        n_to_load = self._others.n_to_load(endpoint)
+        if n_to_load < 2:
+            return None
+        limit = f"{budget.limit}, for {n_to_load} replicas"
+        plan = await self.plan(
+            endpoint, file, msgspec.structs.replace(budget, bytes=budget.bytes // n_to_load, limit=limit)
+        )
+        return plan if plan.fits else None
 
     async def _check_hopeless(
         self, endpoint: Endpoint, file: ModelFile, reached: Plan, credited: Budget, *, anyway: bool
     ) -> None:
         """Raise MemoryBusy where it fits once busy models are done; InsufficientMemory where it does not, except for
         anyway."""
-        pinned = [other for other in self._others.endpoints.values() if other is not endpoint and other.settings.pinned]
-        pinned_bytes = {other.model_id: self.ledger.held_by(other.model_id, RAM) for other in pinned}
-        kept_bytes = sum(pinned_bytes.values())
+        kept = self._others.kept_for(endpoint)
+        bytes_kept = {other.name: self.ledger.held_by(other.name, RAM) for other in kept}
+        kept_bytes = sum(bytes_kept.values())
         whole = msgspec.structs.replace(credited, bytes=max(0, self.ledger.total(RAM) - kept_bytes))
         plan = reached
         if whole.bytes > credited.bytes:
@@ -135,8 +159,13 @@ class Loading:
         if anyway:
             return
         if kept_bytes:
-            words = ", ".join(f"'{name}' ({size_text(n_bytes)})" for name, n_bytes in pinned_bytes.items() if n_bytes)
-            whole = msgspec.structs.replace(whole, limit=f"{whole.limit}, less what is pinned: {words}")
+            words = ", ".join(f"'{name}' ({size_text(n_bytes)})" for name, n_bytes in bytes_kept.items() if n_bytes)
+            stays = (
+                "is pinned"
+                if all(other.settings.pinned for other in kept if bytes_kept[other.name])
+                else "stays loaded"
+            )
+            whole = msgspec.structs.replace(whole, limit=f"{whole.limit}, less what {stays}: {words}")
         at_hand = [(other, self._others.files[other.model_id]) for other in self._others.endpoints.values()]
         models = await models_that_fit(endpoint, file, at_hand, lambda other, own: self.plan(other, own, whole))
         raise refusal(plan, whole, models)
@@ -146,13 +175,13 @@ class Loading:
         idle = self._others.leaving_order(endpoint)
         held_bytes, wait_s = {}, []
         for other in self._others.endpoints.values():
-            n_bytes = self.ledger.held_by(other.model_id, RAM)
+            n_bytes = self.ledger.held_by(other.name, RAM)
             if n_bytes and other is not endpoint and other not in idle:
-                held_bytes[other.model_id] = n_bytes
+                held_bytes[other.name] = n_bytes
                 wait_s.append(other.mean_service_s)
         holders = ", ".join(f"'{name}' ({size_text(n_bytes)})" for name, n_bytes in held_bytes.items())
         return MemoryBusy(
-            f"'{endpoint.model_id}' needs {size_text(plan.need_bytes)}; {size_text(credited.bytes)} of "
+            f"'{endpoint.name}' needs {size_text(plan.need_bytes)}; {size_text(credited.bytes)} of "
             f"{size_text(self.ledger.total(RAM))} ({credited.limit}) can be had now. The rest is held by models that "
             f"are at work or pinned: {holders}. It is loaded as soon as they are done; requests wait for that "
             "as long as queue_timeout_s says.",
@@ -166,7 +195,7 @@ class Loading:
         """What is free now, and what idle models would return."""
         idle = self._others.leaving_order(None)
         self.free_budget()
-        return max(0, self.ledger.free(RAM) + sum(self.ledger.held_by(other.model_id, RAM) for other in idle))
+        return max(0, self.ledger.free(RAM) + sum(self.ledger.held_by(other.name, RAM) for other in idle))
 
     async def _credited(
         self, endpoint: Endpoint, file: ModelFile, budget: Budget, plan: Plan
@@ -176,7 +205,7 @@ class Loading:
         free_bytes = self.ledger.free(RAM)  # what is overdrawn has to be returned first
         for idle in self._others.leaving_order(endpoint):
             leaving.append(idle)
-            free_bytes += self.ledger.held_by(idle.model_id, RAM)
+            free_bytes += self.ledger.held_by(idle.name, RAM)
             budget = msgspec.structs.replace(budget, bytes=max(0, free_bytes))
             plan = await self.plan(endpoint, file, budget)
             if plan.fits:
@@ -187,9 +216,7 @@ class Loading:
         """Unload for the sake of another, and wait until the machine shows what the engine held."""
         if idle.is_busy:
             return  # a request came meanwhile; what is planned next sees it
-        held_bytes = next(
-            (status.anonymous_bytes for status in self._supervisor.status() if status.id == idle.model_id), 0
-        )
+        held_bytes = next((status.anonymous_bytes for status in self._supervisor.status() if status.id == idle.name), 0)
         before_bytes = self._machine.available_bytes()
         await self._evict(idle, wanted_id)
         end_s = time.monotonic() + MEASURED_BACK_S
@@ -208,4 +235,4 @@ class Loading:
         try:
             self._corrections.learn(endpoint.settings, file.path, plan, peak_bytes, was_killed=was_killed)
         except LayaError as error:  # a broken file or database: the engine's end goes on
-            logger.error("what was learned of '%s' is not kept: %s", endpoint.model_id, error.message)
+            logger.error("what was learned of '%s' is not kept: %s", endpoint.name, error.message)

@@ -94,8 +94,9 @@ class Relay:
             self.exchange.dispatcher.send_again(self.exchange)
         else:
             self.exchange.engine_lost = True
-            model_id = _model_of(self.exchange)
-            self.exchange.fail(self.exchange.dispatcher.crash_error(model_id, reason))
+            endpoint = self.exchange.endpoint
+            name = endpoint.name if endpoint is not None else "?"
+            self.exchange.fail(self.exchange.dispatcher.crash_error(name, reason))
 
     @property
     def is_whole(self) -> bool:

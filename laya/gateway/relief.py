@@ -50,7 +50,7 @@ class Relief:
         """
         own = psutil.Process()
         before_bytes = own.memory_info().rss
-        loaded = {status.id for status in self._fleet.supervisor.status() if status.state != "unloaded"}
+        loaded = {status.id for status in self._fleet.statuses() if status.state != "unloaded"}
         paths = [file.path for model_id, file in self._fleet.files.items() if model_id not in loaded]
         await asyncio.to_thread(_forget_files, [str(path) for path in paths])
         gc.collect()
@@ -63,7 +63,7 @@ class Relief:
         """Unload the longest unused of the idle models; gives its id, or nothing. Pinned models stay."""
         for idle in self._fleet.leaving_order(None):
             await self._fleet.unload(idle, deadline_s=0.0)
-            return [idle.model_id]
+            return [idle.name]
         return []
 
     async def stop_youngest(self, reason: str) -> str | None:
@@ -71,9 +71,9 @@ class Relief:
         running = [status for status in self._fleet.supervisor.status() if status.state in _RUNS]
         if not running:
             return None
-        by_id = {endpoint.model_id: endpoint for endpoint in self._fleet.endpoints.values()}
+        by_name = {endpoint.name: endpoint for endpoint in self._fleet.endpoints.values()}
         youngest = min(running, key=lambda status: status.since_s)
-        endpoint: Endpoint = by_id[youngest.id]
+        endpoint: Endpoint = by_name[youngest.id]
         endpoint.close()  # who waits is not let in to it any more
         for exchange in list(endpoint.live):
             words = f"The engine of '{youngest.id}' was stopped to keep this machine alive: {reason}."

@@ -170,6 +170,7 @@ class Gateway:
         self.keys = KeyRing([(key.name, key.sha256) for key in config.server.api_keys], config.server.cors_origins)
         self.dispatcher = Dispatcher(self.fleet, self.router, self.keys, self.stats)
         self.fleet.pump = self.dispatcher.pump
+        self.fleet.pass_on = self.dispatcher.retries.try_elsewhere
         self.guarding = Guarding(
             self.fleet,
             self.supervisor,
@@ -177,6 +178,7 @@ class Gateway:
             events=self.events,
             stats=self.stats,
             available_bytes=self.fleet.machine.available_bytes,
+            model_of=self.fleet.model_of,
         )
         self.dispatcher.crash_error = self.guarding.crash_error
         self.desk = Desk(self.fleet, self.stats, self.events)

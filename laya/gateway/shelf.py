@@ -1,4 +1,5 @@
-"""Owns: which endpoints there are: one for each model of the roster, by index and by model id, as files come and go.
+"""Owns: which endpoints there are: one for each engine of each model of the roster, by index, by name and by model, as
+files come and go.
 
 Knows the disk through the roster, and the router as the one who must hear of names. Loads nothing.
 """
@@ -35,7 +36,8 @@ class Shelf:
         self.endpoints: dict[int, Endpoint] = {}
         self.roster = Roster(config, home)
         self.files = self.roster.files
-        self._by_id: dict[str, Endpoint] = {}
+        self._replicas: dict[str, tuple[Endpoint, ...]] = {}  # by model id
+        self._by_name: dict[str, Endpoint] = {}
 
     def scan(self) -> None:
         """Register every model of the config, the store and models_dir."""
@@ -52,48 +54,81 @@ class Shelf:
     def _update(self, found: list[ModelFile]) -> None:
         gone, new = self.roster.compare(found)
         for model_id in gone:
-            self._drop(self._by_id[model_id])
+            self._drop(model_id)
         for file in new:
             self.register(file, self.config.for_model(file.id))
 
-    def _drop(self, endpoint: Endpoint) -> None:
+    def _drop(self, model_id: str) -> None:
         """Forget a model whose file is gone, unless something still works with it: then a later scan does."""
-        status = next((status for status in self.supervisor.status() if status.id == endpoint.model_id), None)
-        has_engine = status is not None and status.state not in ("unloaded", "failed")
-        if has_engine or endpoint.pool or endpoint.is_busy or self.router.load(endpoint.index) != (0, 0):
-            return
-        self.router.remove_model(endpoint.model_id)
-        self.router.remove_endpoint(endpoint.index)
-        self.roster.forget(endpoint.model_id)
-        self.forget(endpoint)
-        del self.endpoints[endpoint.index], self._by_id[endpoint.model_id]
+        has_engine = {status.id for status in self.supervisor.status() if status.state not in ("unloaded", "failed")}
+        for endpoint in self._replicas[model_id]:
+            is_held = endpoint.pool or endpoint.is_busy or self.router.load(endpoint.index) != (0, 0)
+            if is_held or endpoint.name in has_engine:
+                return
+        self.router.remove_model(model_id)
+        self.roster.forget(model_id)
+        for endpoint in self._replicas.pop(model_id):
+            self.router.remove_endpoint(endpoint.index)
+            self.forget(endpoint)
+            del self.endpoints[endpoint.index], self._by_name[endpoint.name]
 
     def forget(self, endpoint: Endpoint) -> None:
-        """The model is gone from the disk and from here."""
+        """The model of this endpoint is gone from the disk and from here."""
 
     def register(self, file: ModelFile, settings: ResolvedModel) -> Endpoint:
-        """A model is known from now on by its names, as far as they are free. Raises ConfigError where none is."""
+        """A model is known from now on by its names, as far as they are free; gives its first endpoint.
+
+        Raises ConfigError where no name is free.
+        """
         file, losers = self.roster.claim(file)
-        index = self.router.add_endpoint(name=file.id)
         task = file.task if file.task and "task" not in settings.fixed else settings.task
         settings = msgspec.structs.replace(settings, id=file.id, task=task)
-        endpoint = Endpoint(index, settings, self.stats.model(file.id), self.lane)
-        self.endpoints[index] = self._by_id[file.id] = endpoint
+        group = tuple(self._endpoint(settings, number) for number in range(1, settings.replicas + 1))
+        self._replicas[file.id] = group
         self._publish({file.id, *losers})
-        self.attend(endpoint)
+        for endpoint in group:
+            self.attend(endpoint)
+        return group[0]
+
+    def _endpoint(self, settings: ResolvedModel, number: int) -> Endpoint:
+        """One engine's. While none is ready only the first may be chosen (replicas.py)."""
+        name = settings.id if settings.replicas == 1 else f"{settings.id}#{number}"
+        while name in self._by_name:  # a model may be called as the replica of another
+            name += "'"
+        index = self.router.add_endpoint(name=name, eligible=number == 1)
+        endpoint = Endpoint(index, settings, self.stats.model(settings.id), self.lane, name=name)
+        self.endpoints[index] = self._by_name[name] = endpoint
         return endpoint
 
+    def model_of(self, name: str) -> str:
+        """The model of the engine that is called so."""
+        endpoint = self._by_name.get(name)
+        return endpoint.model_id if endpoint is not None else name
+
+    def replicas(self, endpoint: Endpoint) -> tuple[Endpoint, ...]:
+        """The endpoints of its model, itself among them."""
+        return self._replicas.get(endpoint.model_id, (endpoint,))
+
+    def replicas_of(self, model_id: str) -> tuple[Endpoint, ...]:
+        """The endpoints of a model that is here."""
+        return self._replicas[model_id]
+
+    def groups(self) -> list[tuple[Endpoint, ...]]:
+        """The endpoints of each model."""
+        return list(self._replicas.values())
+
     def attend(self, endpoint: Endpoint) -> None:
-        """A model is new here."""
+        """An endpoint is new here."""
 
     def _publish(self, model_ids: set[str]) -> None:
         """Tell the router the names of these models."""
-        policies = {model_id: self._by_id[model_id].settings.policy for model_id in model_ids}
-        models = ((model_id, [self._by_id[model_id].index], self.roster.aliases(model_id)) for model_id in model_ids)
-        self.router.set_models(models, policies)
+        groups = {model_id: self._replicas[model_id] for model_id in model_ids}
+        policies = {model_id: group[0].settings.policy for model_id, group in groups.items()}
+        indexes = {model_id: [each.index for each in group] for model_id, group in groups.items()}
+        self.router.set_models(((each, indexes[each], self.roster.aliases(each)) for each in groups), policies)
 
     def find(self, name: str) -> Endpoint:
-        """The endpoint of a model, also of a file that was dropped into models_dir a moment ago.
+        """The first endpoint of a model, also of a file that was dropped into models_dir a moment ago.
 
         Raises: ModelNotFound, and what the models room says of a file that is there but broken.
         """
@@ -105,10 +140,10 @@ class Shelf:
                 model_id = self.register(file, self.config.for_model(file.id)).model_id
             if self.roster.learn(model_id, name):
                 self._publish({model_id})
-        return self._by_id[model_id]
+        return self._replicas[model_id][0]
 
     def names_text(self) -> str:
-        return ", ".join(endpoint.model_id for endpoint in self.endpoints.values()) or "none; `laya pull` gets one"
+        return ", ".join(self._replicas) or "none; `laya pull` gets one"
 
     def aliases(self, endpoint: Endpoint) -> list[str]:
         return self.roster.aliases(endpoint.model_id)

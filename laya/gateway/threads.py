@@ -50,7 +50,7 @@ class Threads:
         share = self._shares.pop(endpoint, None)
         if share is not None:
             share.close()
-        self._ledger.give_back(endpoint.model_id, THREADS)
+        self._ledger.give_back(endpoint.name, THREADS)
         self._share_out()
 
     def share_out(self, endpoint: Endpoint) -> None:
@@ -75,7 +75,7 @@ class Threads:
         for endpoint, most in self._most.items():
             n_threads = shares.get(endpoint, most) if endpoint in busy else 0
             # more busy engines than cores: one thread each, which waits for nobody at a barrier
-            self._ledger.reserve(endpoint.model_id, THREADS, n_threads, overdraw=True)
+            self._ledger.reserve(endpoint.name, THREADS, n_threads, overdraw=True)
             if endpoint in self._shares:
                 self._shares[endpoint].set(n_threads or max(1, (cores - fixed) // (len(sharing) + 1)))
 

@@ -83,10 +83,10 @@ class RetryBudget:
         self._n_requests = 0.0
         self._n_retries = 0.0
 
-    def arrived(self) -> None:
-        """A request came; a retry of it is none."""
-        self._n_requests += 1
-        if self._n_requests >= 2 * _WINDOW_REQUESTS:
+    def arrived(self, n_requests: int = 1) -> None:
+        """Requests came; a retry of one is none."""
+        self._n_requests += n_requests
+        while self._n_requests >= 2 * _WINDOW_REQUESTS:
             self._n_requests /= 2
             self._n_retries /= 2
 

@@ -50,6 +50,7 @@ class WorldEngine:
     def __init__(self, world: World, settings: EngineSettings) -> None:
         self.world = world
         self.model_id = settings.model_id
+        self.name = settings.engine_name
         self.ceiling_bytes = settings.ceiling_bytes
         self.pid: int | None = None
         self.limit_hit: LimitHit | None = None
@@ -115,7 +116,7 @@ class World:
         self.now_s = 1000.0
         self.needs = needs
         self.truth: dict[str, float] = {}  # model -> what it really takes, over its plan
-        self.engines: dict[str, WorldEngine] = {}
+        self.engines: dict[str, WorldEngine] = {}  # by name
         self.supervisor = Supervisor(None, make_engine=self._make, clock=lambda: self.now_s)
         self.fleet = Fleet(
             config or Config(),
@@ -138,7 +139,7 @@ class World:
         return max(0, self.total_bytes - self.others_bytes - self.lagging_bytes - self.engine_bytes)
 
     def _make(self, settings: EngineSettings, log: EngineLog) -> WorldEngine:
-        engine = self.engines[settings.model_id] = WorldEngine(self, settings)
+        engine = self.engines[settings.engine_name] = WorldEngine(self, settings)
         return engine
 
     def endpoint(self, model_id: str) -> Endpoint:
@@ -186,7 +187,9 @@ class World:
                 assert held == 0, f"{status.id} is {status.state} and holds {held}"
             engine = self.engines.get(status.id)
             if status.state == "ready" or (engine is not None and engine.held_bytes):
-                assert held >= self.needs[status.id], f"{status.id} is {status.state} and holds {held}"
+                assert held >= self.needs[self.fleet.model_of(status.id)], (
+                    f"{status.id} is {status.state} and holds {held}"
+                )
 
     async def close(self) -> None:
         await self.supervisor.shutdown()

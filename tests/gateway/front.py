@@ -137,16 +137,35 @@ class Client:
         self.writer.transport.abort()
 
 
-class Front:
-    """Gateway and engine of one test."""
+class StandingEngines(StubSupervisor):
+    """Says that every engine is ready: the first at the first address, and so on."""
 
-    def __init__(self, gateway: Gateway, engine: ScriptedEngine, port: int, state: ServerState, limits: Limits) -> None:
+    def __init__(self, addresses: list[EngineAddress]) -> None:
+        super().__init__(addresses[0])
+        self._addresses = addresses
+        self._names: list[str] = []
+
+    def register(self, model_id: str, factory: Any, release: Any, **more: Any) -> None:
+        self._names.append(model_id)
+
+    async def ensure_ready(self, model_id: str) -> EngineAddress:
+        return self._addresses[self._names.index(model_id)]
+
+
+class Front:
+    """Gateway and engines of one test."""
+
+    def __init__(
+        self, gateway: Gateway, engines: list[ScriptedEngine], port: int, state: ServerState, limits: Limits
+    ) -> None:
         self.gateway = gateway
-        self.engine = engine
+        self.engines = engines
+        self.engine = engines[0]
         self.port = port
         self.limits = limits
         self.stats = gateway.stats
         self.endpoint = gateway.fleet.find("stub")
+        self.endpoints = gateway.fleet.replicas(self.endpoint)
         self._state = state
         self._clients: list[Client] = []
 
@@ -185,11 +204,12 @@ class Front:
     async def settled(self) -> dict[str, int]:
         """Wait until nothing is in flight, check that nothing is held any more, and give the outcomes."""
         await until(lambda: self.stats.in_flight == 0)
-        admission = self.endpoint.admission
-        assert self.gateway.router.load(self.endpoint.index) == (0, 0)
-        assert not self.endpoint.live
-        if admission is not None:
-            assert (admission.reserved_seqs, admission.reserved_tokens) == (0, 0)
+        for endpoint in self.endpoints:
+            admission = endpoint.admission
+            assert self.gateway.router.load(endpoint.index) == (0, 0)
+            assert not endpoint.live
+            if admission is not None:
+                assert (admission.reserved_seqs, admission.reserved_tokens) == (0, 0)
         return self.books[2]
 
     async def close(self) -> None:
@@ -232,28 +252,35 @@ async def front(
 
     loaded: False leaves the model to be loaded by the first request that names it.
     """
-    engine = ScriptedEngine(script)
-    await engine.start()
-    address = EngineAddress(host="127.0.0.1", port=engine.port, api_key="engine-key", cancels_whole=cancels_whole)
+    settings = {"replicas": 1} | (model or {})
+    engines = [ScriptedEngine(script) for _ in range(settings["replicas"])]
+    for engine in engines:
+        await engine.start()
+    addresses = [
+        EngineAddress(host="127.0.0.1", port=engine.port, api_key="engine-key", cancels_whole=cancels_whole)
+        for engine in engines
+    ]
     config = msgspec.structs.replace(_config(server or {}, keys), routing=routing or RoutingConfig())
-    gateway = Gateway(config, home=home, supervisor=StubSupervisor(address))  # type: ignore[arg-type]
+    gateway = Gateway(config, home=home, supervisor=StandingEngines(addresses))  # type: ignore[arg-type]
     file = ModelFile(id="stub", path=home, format="gguf", file_bytes=0, origin="config", aliases=("stub-alias",))
-    endpoint = gateway.fleet.register(file, msgspec.structs.replace(config.for_model("stub"), **(model or {})))
+    endpoint = gateway.fleet.register(file, msgspec.structs.replace(config.for_model("stub"), **settings))
     plan = stub_plan(max_num_seqs)
     plan = msgspec.structs.replace(plan, settings=msgspec.structs.replace(plan.settings, **(planned or {})))
-    gateway.fleet.plans["stub"] = plan
-    if loaded:
-        gateway.fleet.open(endpoint, address)
+    for each, address in zip(gateway.fleet.replicas(endpoint), addresses, strict=True):
+        gateway.fleet.plans[each.name] = plan
+        if loaded:
+            gateway.fleet.open(each, address)
     uvicorn = uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, None))
     uvicorn.load()
     state = ServerState()
     protocol = gateway.protocol()
     connection = functools.partial(protocol, config=uvicorn, server_state=state, app_state={})
     listener = await asyncio.get_running_loop().create_server(connection, sock=listen("127.0.0.1", 0))
-    made = Front(gateway, engine, listener.sockets[0].getsockname()[1], state, protocol.limits)
+    made = Front(gateway, engines, listener.sockets[0].getsockname()[1], state, protocol.limits)
     try:
         yield made
     finally:
         listener.close()
         await made.close()
-        await engine.stop()
+        for engine in engines:
+            await engine.stop()

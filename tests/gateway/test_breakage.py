@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from laya.gateway import dispatch
+from laya.gateway import sending
 
 from .front import CHAT, Client, chat, front, request, until
 from .scripted_engine import (
@@ -346,14 +346,14 @@ async def test_fault_of_ours_in_one_request_leaves_the_others_alone(
         for number, client in enumerate(clients):
             client.send(chat(user=str(number)))
             await until(lambda number=number: gate.stats.arrivals == number + 1)
-        body = dispatch.engine_body
+        body = sending.engine_body
 
         def faulty(exchange: Any, endpoint: Any) -> bytes:
             if exchange.parsed.session == "1":
                 raise ZeroDivisionError
             return body(exchange, endpoint)
 
-        monkeypatch.setattr(dispatch, "engine_body", faulty)
+        monkeypatch.setattr(sending, "engine_body", faulty)
         free.set()
         assert [(await client.answer()).status for client in clients] == [200, 500, 200]
         assert await gate.settled() == {"served": 2, "failed": 1}

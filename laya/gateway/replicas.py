@@ -1,0 +1,100 @@
+"""Owns: the engines of one model together: which of them requests may go to, which are loaded after the first, which
+come back. A model with one engine is the plain case of it, and nothing here changes what that one does.
+
+While none is ready, the first is the door: requests wait there, and the load that they wait for brings the others with
+it. What is ready then serves; what is not is not chosen, and what waits at it moves to what is.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from laya.errors import LayaError
+from laya.gateway.endpoint import Endpoint
+from laya.types import PlannedSettings
+
+if TYPE_CHECKING:
+    from laya.gateway.fleet import Fleet
+
+logger = logging.getLogger(__name__)
+TRY_AGAIN_S = 30.0  # after a replica was refused: whoever waits asks for it again
+
+
+class Replicas:
+    """See the module; over the endpoints of one fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._next_try_s: dict[Endpoint, float] = {}
+        self._following: set[Endpoint] = set()
+
+    def choose_eligible(self, endpoint: Endpoint) -> None:
+        """An engine of this model came or went, or is stuck: requests may go to those that are ready, else the door."""
+        group = self._fleet.replicas(endpoint)
+        if len(group) == 1:
+            return
+        chosen = [each for each in group if each.is_serving] or [group[0]]
+        for each in group:
+            self._fleet.router.set_eligible(each.index, each in chosen)
+
+    def spread(self, opened: Endpoint) -> None:
+        """An engine is ready: what waits at the others of its model moves to it, as far as it has room."""
+        for other in self._fleet.replicas(opened):
+            if other is opened:
+                continue
+            while opened.admission is not None and (opened.admission.free_seqs > 0 or not other.is_serving):
+                other.drop_ended()
+                if not other.queue or not self._fleet.pass_on(other.queue[0]):
+                    break
+
+    def leave_to_others(self, endpoint: Endpoint) -> None:
+        """Its engine serves nobody for now: what waits at it goes to the others of its model, where there are any."""
+        endpoint.drop_ended()
+        for exchange in list(endpoint.queue):
+            if not self._fleet.pass_on(exchange):
+                return
+
+    async def load_rest(self, endpoint: Endpoint) -> None:
+        """Load the others of its model, one after the other. What refuses one is its state's error, not ours."""
+        for other in self._fleet.replicas(endpoint):
+            if other.pool is None and other not in self._following:
+                await self._load(other)
+
+    async def _load(self, endpoint: Endpoint) -> None:
+        self._following.add(endpoint)
+        self._next_try_s[endpoint] = self._fleet.now_s() + TRY_AGAIN_S
+        try:
+            await self._fleet.ready(endpoint)
+        except LayaError as error:
+            retry_s = error.retry_after_s if error.retry_after_s is not None else TRY_AGAIN_S
+            self._next_try_s[endpoint] = self._fleet.now_s() + min(retry_s, TRY_AGAIN_S)
+            logger.info("replica %s is not loaded: %s", endpoint.name, error.message)
+        finally:
+            self._following.discard(endpoint)
+
+    def sweep(self, now_s: float) -> None:
+        """Bring back what failed beside a replica that runs; load what is not loaded where requests wait."""
+        for group in self._fleet.groups():
+            if len(group) == 1 or not any(each.is_serving for each in group):
+                continue
+            is_waited_for = any(each.queue for each in group)
+            for each in group:
+                is_due = each.pool is None and self._next_try_s.get(each, 0.0) <= now_s and each not in self._following
+                if is_due and (is_waited_for or each.has_failed):
+                    self._following.add(each)
+                    self._fleet.spawn(self._load(each))
+
+    def twin(self, endpoint: Endpoint) -> PlannedSettings | None:
+        """What another engine of its model runs with."""
+        group = self._fleet.replicas(endpoint)
+        return next((each.planned for each in group if each is not endpoint and each.planned is not None), None)
+
+    def n_to_load(self, endpoint: Endpoint) -> int:
+        """How many engines of its model are still to be loaded, itself among them."""
+        group = self._fleet.replicas(endpoint)
+        return sum(each is endpoint or each.pool is None for each in group)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Its model is gone."""
+        self._next_try_s.pop(endpoint, None)

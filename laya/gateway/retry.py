@@ -1,0 +1,91 @@
+"""Owns: another replica for a request that its own will not serve: one that waits there, or one whose engine failed it.
+
+Never after a byte of the answer was sent. What an engine may have begun to work on is tried again once, and within a
+budget; what no engine has seen merely moves. Decides nothing about health; the route table says who may be chosen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from laya.errors import LayaError
+from laya.routing.health import RetryBudget, may_retry
+from laya.routing.table import FLAG_STREAMING
+
+if TYPE_CHECKING:
+    from laya.gateway.dispatch import Dispatcher
+    from laya.gateway.endpoint import Endpoint
+    from laya.gateway.exchange import Exchange
+
+
+class Retries:
+    """See the module; one for each gateway."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._budget = RetryBudget()
+        self._n_seen = 0  # arrivals that the budget knows of
+        self.n_retried: dict[str, int] = {}  # by model
+        self.n_moved: dict[str, int] = {}
+
+    def try_elsewhere(self, exchange: Exchange) -> bool:
+        """Have another replica serve it; False where none may, and nothing has changed then."""
+        endpoint = exchange.endpoint
+        if endpoint is None or exchange.head_sent or exchange.disconnected:
+            return False
+        group = self._dispatcher.fleet.replicas(endpoint)
+        others = [each for each in group if each is not endpoint and each.is_serving]
+        exchange.read_taken()
+        if not others or exchange.n_moves >= len(group) or not exchange.can_be_sent_again:
+            return False
+        index = self._route_around(exchange, endpoint)
+        if index < 0:
+            return False
+        if exchange.was_sent and not self._may_retry(exchange):
+            self._dispatcher.router.settle_route(index, exchange.routed_seqs, exchange.routed_tokens)
+            self._dispatcher.router.table.dropped(index)
+            return False
+        counts = self.n_retried if exchange.was_sent else self.n_moved
+        counts[endpoint.model_id] = counts.get(endpoint.model_id, 0) + 1
+        exchange.n_tries += exchange.was_sent
+        self._leave(exchange, endpoint)
+        self._arrive(exchange, self._dispatcher.fleet.endpoints[index])
+        self._dispatcher.pump_soon(endpoint)
+        return True
+
+    def _may_retry(self, exchange: Exchange) -> bool:
+        n_arrivals = self._dispatcher.stats.arrivals
+        self._budget.arrived(n_arrivals - self._n_seen)
+        self._n_seen = n_arrivals
+        return may_retry(n_bytes_sent=0, n_tries=exchange.n_tries, budget=self._budget)
+
+    def _route_around(self, exchange: Exchange, endpoint: Endpoint) -> int:
+        """The endpoint that would serve it were its own not there, with the request on it; below 0: none."""
+        router, parsed = self._dispatcher.router, exchange.parsed
+        assert parsed is not None
+        session, flags = exchange.header_session or parsed.session, FLAG_STREAMING if parsed.wants_stream else 0
+        router.set_eligible(endpoint.index, False)
+        try:
+            return router.route(
+                endpoint.model_id, session, exchange.kind, flags, 0, exchange.routed_tokens, exchange.routed_seqs, b""
+            )
+        finally:
+            router.set_eligible(endpoint.index, endpoint.is_serving)  # as it was, beside others that serve
+
+    def _leave(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        """Give back what it holds there, as its end would; there is no verdict of its own in that."""
+        connection, exchange.connection = exchange.connection, None
+        if connection is not None:
+            connection.abort()
+        self._dispatcher.router.settle_route(endpoint.index, exchange.routed_seqs, exchange.routed_tokens)
+        endpoint.release(exchange)
+        if exchange in endpoint.queue:
+            endpoint.queue.remove(exchange)
+        exchange.begin_anew()
+
+    def _arrive(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        exchange.endpoint = endpoint
+        try:
+            self._dispatcher.admit(exchange, endpoint)
+        except LayaError as error:
+            exchange.fail(error)

@@ -1,0 +1,110 @@
+"""Owns: step 5 up to the engine's first byte: a request goes out on a kept connection or a new one, once more where the
+engine never read it, and waits for the next engine where this one is gone. What comes back is relay.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from laya.errors import EngineFailed, LayaError
+from laya.gateway.endpoint import ENGINE_STARTS
+from laya.gateway.engine_body import engine_body
+from laya.gateway.relay import RawAnswer, relay_for
+from laya.gateway.upstream import UpstreamConnection
+
+if TYPE_CHECKING:
+    from laya.gateway.dispatch import Dispatcher
+    from laya.gateway.endpoint import Endpoint
+    from laya.gateway.exchange import Exchange
+
+CRASH_NOTICE_S = 0.2  # an engine's connections break a moment before its end is known
+
+
+class Sending:
+    """For the exchanges that have their place at an endpoint."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._stats = dispatcher.stats
+
+    def send(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        assert exchange.parsed is not None
+        exchange.sent_s = time.monotonic()
+        endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
+        try:
+            exchange.upstream_body = exchange.upstream_body or engine_body(exchange, endpoint)
+            connection = endpoint.pool.take() if endpoint.pool is not None else None
+            if connection is not None:
+                self._write(exchange, endpoint, connection)
+            else:
+                self._send_fresh(exchange, endpoint)
+        except Exception as error:  # whoever made room for it goes on
+            exchange.fail(self._dispatcher.fault(f"request {exchange.request_id!r}", error))
+
+    def send_taken(
+        self, exchange: Exchange, endpoint: Endpoint, request: bytes, connection: UpstreamConnection
+    ) -> None:
+        """As the plain lane put it together, on a kept connection."""
+        exchange.sent_s = time.monotonic()
+        endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
+        exchange.connection, exchange.was_sent = connection, True
+        connection.send(request, RawAnswer(exchange))
+        self._stats.added.observe(time.monotonic() - exchange.read_s)
+
+    def send_again(self, exchange: Exchange) -> None:
+        """The connection was closed before the request was read: once more, on a new one."""
+        assert exchange.endpoint is not None
+        exchange.sent_again, exchange.was_sent = True, False
+        exchange.read_taken()
+        exchange.upstream_body = exchange.upstream_body or engine_body(exchange, exchange.endpoint)
+        self._send_fresh(exchange, exchange.endpoint)
+
+    def _send_fresh(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        """Over a connection that is opened for it."""
+        pool = endpoint.pool
+        if pool is None:
+            exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' has just stopped."))
+            return
+
+        def connected(result: UpstreamConnection | OSError) -> None:
+            if exchange.endpoint is not endpoint or exchange.outcome is not None:
+                if not isinstance(result, OSError):
+                    result.abort()
+            elif isinstance(result, ConnectionError) and self._dispatcher.retries.try_elsewhere(exchange):
+                return
+            elif isinstance(result, ConnectionError) and not exchange.tried_later:
+                self._dispatcher.spawn(self.try_later(exchange, endpoint))
+            elif isinstance(result, OSError):
+                exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' can't be reached: {result}"))
+            else:
+                self._write(exchange, endpoint, result)
+
+        pool.connect(connected)
+
+    def _write(self, exchange: Exchange, endpoint: Endpoint, connection: UpstreamConnection) -> None:
+        pool = endpoint.pool
+        if pool is None:
+            connection.abort()
+            exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' has just stopped."))
+            return
+        exchange.connection, exchange.was_sent = connection, True
+        request = pool.request_bytes(ENGINE_STARTS[exchange.kind], exchange.upstream_body)
+        connection.send(request, relay_for(exchange))
+        if not exchange.deadline_s:  # it went straight through: what it took here is Laya's own time
+            self._stats.added.observe(time.monotonic() - exchange.read_s)
+
+    async def try_later(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        """The engine is gone and never saw the request, which waits, once, for the next one."""
+        exchange.tried_later = True
+        exchange.read_taken()
+        exchange.sent_s = 0.0
+        endpoint.release(exchange)
+        await asyncio.sleep(CRASH_NOTICE_S)
+        if exchange.outcome is None:
+            try:
+                self._dispatcher.admit(exchange, endpoint)
+            except LayaError as error:
+                exchange.fail(error)
+        self._dispatcher.pump(endpoint)
