@@ -96,6 +96,7 @@ def test_plain_body_says_what_the_full_decoder_says(seed: int) -> None:
         for name in ("model", "session", "wants_stream", "wants_usage_event", "max_tokens", "n_choices", "n_seqs",
                      "generates", "prompt_bound_tokens"):  # fmt: skip
             assert getattr(short, name) == getattr(full, name), (name, data)
+        assert short.prefix_blocks() == full.prefix_blocks(), data
         for changes, drop in (
             ({"model": short.model}, ()),
             ({"model": "other", "max_tokens": 7, "stream": True, "new": [1]}, ("max_completion_tokens", "n_predict")),
