@@ -27,25 +27,55 @@ N_ROUNDS = 5
 MOST_REQUESTS = 50_000
 MOST_CONNECTIONS = 256
 MOST_ENGINES = 64  # each has a port and connections
+ALONE_REQUESTS = 2_000
+Target = tuple[int, list[Asked]]  # a port, and what is asked there
 
 
 def measure_gateway(load: RouterLoad) -> dict[str, Any]:
-    """Whole answers over `threads` connections. Raises SystemExit where a process does not start."""
+    """Whole answers over `threads` connections, and over one alone. Exits where a process does not start."""
     n_engines = min(load.models, MOST_ENGINES)
     n_connections = min(load.threads, MOST_CONNECTIONS)
-    per_round = max(1, min(load.requests, MOST_REQUESTS) // N_ROUNDS)
+    n_requests = min(load.requests, MOST_REQUESTS)
     with ExitStack() as stack:
         engines, _ = stack.enter_context(started("laya.bench.stub_engine", "--engines", str(n_engines)))
         ports = map(str, engines["ports"])
         gateway_argv = ("--max-num-seqs", str(MOST_CONNECTIONS), "--engine-port", *ports)
         port, _ = stack.enter_context(process("laya.bench.stub_gateway", *gateway_argv))
-        asked_direct, asked = _asked(load, 1, engines["port"]), _asked(load, n_engines, port)
-        direct, through = [], []
-        for _ in range(N_ROUNDS):
-            direct.append(_run(engines["port"], asked_direct, per_round, n_connections))
-            through.append(_run(port, asked, per_round, n_connections))
+        targets = (engines["port"], _asked(load, 1, engines["port"])), (port, _asked(load, n_engines, port))
+        together = _added(targets, n_requests, n_connections)
+        alone = _added(targets, min(n_requests, ALONE_REQUESTS), 1)
         inside = _inside(port)
-    return _summary(direct, through) | inside | {"connections": n_connections, "models": n_engines}
+    wrong = together["wrong"] + alone["wrong"]
+    return together | {"alone": alone} | inside | {"models": n_engines, "wrong": wrong}
+
+
+def _added(targets: tuple[Target, Target], n_requests: int, n_connections: int) -> dict[str, Any]:
+    """Direct and through the gateway in alternating rounds, and the difference of the two."""
+    runs: tuple[list[LoadResult], list[LoadResult]] = [], []
+    for _ in range(N_ROUNDS):
+        for side, (port, asked) in zip(runs, targets, strict=True):
+            load = drive(
+                port, asked, n_requests=max(1, n_requests // N_ROUNDS), n_connections=n_connections, streams=False
+            )
+            side.append(uvloop.run(load))
+    direct, through = (_seen(side) for side in runs)
+    return {
+        "measures": "added by the hop",
+        "implementation": "laya serve",
+        **{figure: through[figure] - direct[figure] for figure in ("mean_us", "p50_us", "p99_us", "p999_us")},
+        "per_s": through["per_s"],
+        "direct": direct,
+        "through": through,
+        "requests": sum(run.n_requests for run in runs[1]),
+        "connections": n_connections,
+        "rounds": N_ROUNDS,
+        "wrong": sum(run.n_failed for side in runs for run in side),
+    }
+
+
+def _seen(runs: list[LoadResult]) -> dict[str, float]:
+    samples_us = sorted(us for run in runs for us in run.latencies_us)
+    return quantiles_us(samples_us) | {"per_s": len(samples_us) / sum(run.seconds for run in runs)}
 
 
 def _asked(load: RouterLoad, n_engines: int, port: int) -> list[Asked]:
@@ -62,27 +92,6 @@ def _asked(load: RouterLoad, n_engines: int, port: int) -> list[Asked]:
 def engine_mark(model: str) -> bytes:
     """What only the engine of this model writes into its answers."""
     return b'"system_fingerprint":"%b"' % model.encode()
-
-
-def _run(port: int, asked: list[Asked], n_requests: int, n_connections: int) -> LoadResult:
-    return uvloop.run(drive(port, asked, n_requests=n_requests, n_connections=n_connections, streams=False))
-
-
-def _summary(direct: list[LoadResult], through: list[LoadResult]) -> dict[str, Any]:
-    sides = [quantiles_us(sorted(us for run in runs for us in run.latencies_us)) for runs in (direct, through)]
-    per_s = [sum(run.n_requests for run in runs) / sum(run.seconds for run in runs) for runs in (direct, through)]
-    n_asked = sum(run.n_requests for run in through)
-    return {
-        "measures": "added by the hop",
-        "implementation": "laya serve",
-        **{name: sides[1][name] - sides[0][name] for name in sides[0] if name != "max_us"},
-        "per_s": per_s[1],
-        "direct": sides[0] | {"per_s": per_s[0]},
-        "through": sides[1] | {"per_s": per_s[1]},
-        "requests": n_asked,
-        "rounds": len(through),
-        "wrong": sum(run.n_failed for run in (*direct, *through)),
-    }
 
 
 def _inside(port: int) -> dict[str, float]:

@@ -64,12 +64,13 @@ def _check_line(name: str, layer: dict[str, Any]) -> str:
 
 
 def _hop(layer: dict[str, Any]) -> str:
-    sides = ", ".join(
-        f"{side} p50 {layer[side]['p50_us']:,.0f} µs and {layer[side]['per_s']:,.0f}/s"
-        for side in ("direct", "through")
-    )
-    return (
+    direct, through, alone = layer["direct"], layer["through"], layer["alone"]
+    lines = (
         f"{layer['requests']:,} whole answers over {layer['connections']} connections of this process, "
-        f"{layer['models']} engines, {layer['rounds']} alternating rounds: {sides}; inside, the router took "
-        f"{layer['route_mean_us']:.3f} µs, the way to the engine {layer['inside_mean_us']:.1f} µs (means)"
+        f"{layer['models']} engines, {layer['rounds']} alternating rounds",
+        f"direct p50 {direct['p50_us']:,.0f} µs and {direct['per_s']:,.0f}/s, "
+        f"through Laya {through['p50_us']:,.0f} µs and {through['per_s']:,.0f}/s",
+        f"over one connection alone p50 +{alone['p50_us']:,.0f} µs, p99 +{alone['p99_us']:,.0f} µs; "
+        f"of that the router itself takes {layer['route_mean_us']:.3f} µs (mean)",
     )
+    return ("\n" + 10 * " ").join(lines)

@@ -61,6 +61,7 @@ def test_gateway_layer_says_what_it_is_the_difference_of() -> None:
     assert done.returncode == 0, done.stderr
     (layer,) = json.loads(done.stdout)["layers"].values()
     assert (layer["requests"], layer["connections"], layer["models"], layer["rounds"]) == (300, 1, 3, 5)
+    assert layer["alone"]["p50_us"] > 0, "what nobody else asks for at the same time"
     assert layer["mean_us"] == pytest.approx(layer["through"]["mean_us"] - layer["direct"]["mean_us"])
     assert layer["route_mean_us"] > 0 and layer["inside_mean_us"] > 0, "what the gateway's own clocks say"
 
@@ -69,7 +70,8 @@ def test_gateway_layer_knows_which_engine_answered(monkeypatch: pytest.MonkeyPat
     load = bench.RouterLoad(requests=100, threads=2, models=3, endpoints=9)
     assert router_hop.measure_gateway(load)["wrong"] == 0
     monkeypatch.setattr(router_hop, "engine_mark", lambda model: b"another engine")
-    assert router_hop.measure_gateway(load)["wrong"] == 2 * load.requests
+    layer = router_hop.measure_gateway(load)
+    assert layer["wrong"] == 2 * (layer["requests"] + layer["alone"]["requests"]), "asked directly and through Laya"
 
 
 def test_tool_refuses_wrong_options_in_a_sentence() -> None:
