@@ -1,49 +1,31 @@
-"""Owns: every answer that is not inference: models, health, metrics, admin. A Starlette app beside the hot path.
+"""Owns: the Starlette app beside the hot path: which path has which handler, the key check, what errors look like.
 
-Knows the fleet's public face; starts and stops nothing by itself.
+The handlers are `desk.py`'s.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
-import laya
-from laya.errors import EngineFailed, InvalidRequest, LayaError, NotFound, nearest
+from laya.errors import InvalidRequest, LayaError, NotFound, nearest
 from laya.gateway.auth import KeyRing
-from laya.gateway.endpoint import Endpoint
-from laya.gateway.events import Events
-from laya.gateway.fleet import Fleet
-from laya.gateway.gauge import cards, ram
+from laya.gateway.desk import Desk, reply
 from laya.gateway.heads import HOT_PATHS, new_request_id
 from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES
 from laya.gateway.page import page_files, page_routes
-from laya.metrics import GatewayStats, LayaCollector
-from laya.routing import NATIVE
 
 Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
 _OPEN_PATHS = frozenset({"/", "/health", "/ready", *page_files()})
-_ENCODER = msgspec.json.Encoder(enc_hook=str)
-FOLLOW_FROM_LINES = 20
 OTHER_APIS = frozenset({"/v1/responses", "/v1/messages", "/v1/complete", "/completion", "/generate"})  # and /api/...
-_SLOT_FIELDS = ("id", "n_ctx", "is_processing")  # never the prompt
-_STARTED_UNIX_S = int(time.time())
-
-
-def reply(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(_ENCODER.encode(body), status, headers, "application/json")
 
 
 class Guard:
@@ -74,180 +56,6 @@ class Guard:
             except LayaError as error:
                 app = reply(error.body(), error.http_status, error.headers())
         await app(scope, receive, send_with_id)
-
-
-class Desk:
-    """The handlers."""
-
-    def __init__(self, fleet: Fleet, stats: GatewayStats, events: Events | None = None) -> None:
-        self._fleet = fleet
-        self._events = events or Events()
-        self._registry = CollectorRegistry()
-        self._registry.register(LayaCollector(stats, fleet.statuses, lambda: fleet.budget().bytes, fleet.kv_tokens))
-        self._stats = stats
-        self.preloads_pending = 0
-        self.closing = asyncio.Event()  # the server is asked to end
-
-    async def root(self, request: Request) -> Response:
-        links = {"openai_base_url": "/v1", "models": "/v1/models", "state": "/admin/state", "metrics": "/metrics"}
-        return reply({"name": "laya", "version": laya.__version__, **links})
-
-    async def health(self, request: Request) -> Response:
-        return reply({"status": "ok"})
-
-    async def ready(self, request: Request) -> Response:
-        if self.preloads_pending:
-            return reply({"status": "loading", "models": self.preloads_pending}, 503, {"retry-after": "1"})
-        return reply({"status": "ready"})
-
-    async def metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
-
-    async def models(self, request: Request) -> Response:
-        await self._fleet.refresh()
-        data = [await self._model(group[0]) for group in self._fleet.groups()]
-        return reply({"object": "list", "data": data})
-
-    async def model(self, request: Request) -> Response:
-        return reply(await self._model(self._fleet.find(request.path_params["model_id"])))
-
-    async def _model(self, endpoint: Endpoint) -> dict[str, Any]:
-        window = await self._fleet.window(endpoint)
-        return {
-            "id": endpoint.model_id,
-            "object": "model",
-            "created": _STARTED_UNIX_S,
-            "owned_by": "laya",
-            "context_length": window,
-            "max_model_len": window,
-            "task": endpoint.settings.task,
-            "loaded": any(each.pool is not None for each in self._fleet.replicas(endpoint)),
-            "aliases": self._fleet.aliases(endpoint),
-        }
-
-    async def state(self, request: Request) -> Response:
-        fleet, stats = self._fleet, self._stats
-        await fleet.refresh()
-        now_s = time.monotonic()
-        budget = fleet.budget()
-        models = []
-        statuses, reserved_bytes = fleet.statuses(), fleet.ledger.held("cpu")
-        for status in statuses:
-            models.append(msgspec.to_builtins(status, enc_hook=str) | _doing(fleet.replicas_of(status.id), now_s))
-        return reply(
-            {
-                "version": laya.__version__,
-                "native_core": NATIVE,
-                "memory": {
-                    "device": "cpu",
-                    "budget_bytes": budget.bytes,
-                    "limit": budget.limit,
-                    "reserved_bytes": reserved_bytes,
-                },
-                "ledger": fleet.ledger.snapshot(),
-                "devices": [
-                    ram(fleet.machine, budget, reserved_bytes, statuses),
-                    *cards(stats.gpus, fleet.ledger, fleet.config.memory.gpu),
-                ],
-                "arrivals": stats.arrivals,
-                "in_flight": stats.in_flight,
-                "outcomes": stats.outcomes,
-                "models": models,
-            }
-        )
-
-    async def events(self, request: Request) -> Response:
-        """What happened since the event with the id `after` (0: all that is kept)."""
-        after = request.query_params.get("after", "0")
-        if not after.isdecimal():
-            raise InvalidRequest(f"'after' is '{after}': expected the id of an event, a whole number.", param="after")
-        return reply({"events": self._events.after(int(after))})
-
-    async def load(self, request: Request) -> Response:
-        """`?anyway=true`: also a model that does not fit, under the ceiling of what is free."""
-        endpoint = self._fleet.find(request.path_params["model_id"])
-        await self._fleet.load(endpoint, anyway=_switch(request, "anyway"))
-        return await self._shown(endpoint)
-
-    async def unload(self, request: Request) -> Response:
-        endpoint = self._fleet.find(request.path_params["model_id"])
-        await self._fleet.unload_model(endpoint, "requested")
-        return await self._shown(endpoint)
-
-    async def _shown(self, endpoint: Endpoint) -> Response:
-        status = next(status for status in self._fleet.statuses() if status.id == endpoint.model_id)
-        return reply(status)
-
-    async def slots(self, request: Request) -> Response:
-        """What the engine itself says of its sequences, beside what Laya has promised (`/admin/state`)."""
-        found = self._fleet.find(request.path_params["model_id"])
-        slots: list[dict[str, Any]] = []
-        for endpoint in self._fleet.replicas(found):
-            if endpoint.pool is None:
-                continue
-            try:
-                _, answer = await endpoint.pool.fetch("GET", "/slots")
-            except OSError as error:
-                raise EngineFailed(f"The engine of '{endpoint.name}' does not answer: {error}") from None
-            engine = {} if endpoint is found and len(self._fleet.replicas(found)) == 1 else {"replica": endpoint.name}
-            slots += [engine | {name: slot.get(name) for name in _SLOT_FIELDS} for slot in msgspec.json.decode(answer)]
-        return reply({"slots": slots})
-
-    def _replica(self, request: Request) -> Endpoint:
-        group = self._fleet.replicas(self._fleet.find(request.path_params["model_id"]))
-        value = request.query_params.get("replica", "1")
-        if not value.isdecimal() or not 1 <= int(value) <= len(group):
-            raise InvalidRequest(f"'replica' is '{value}': expected 1 to {len(group)}.", param="replica")
-        return group[int(value) - 1]
-
-    async def logs(self, request: Request) -> Response:
-        """`?replica=2`: of that engine, where the model has several; the first one's otherwise."""
-        endpoint = self._replica(request)
-        follow = _switch(request, "follow")
-        logs = self._fleet.supervisor.logs(endpoint.name)
-        if follow:
-            lines = _lines(logs.follow(FOLLOW_FROM_LINES), self.closing)
-            return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
-        return Response("".join(line + "\n" for line in logs.tail()), media_type="text/plain; charset=utf-8")
-
-
-def _doing(group: tuple[Endpoint, ...], now_s: float) -> dict[str, Any]:
-    """What the endpoints of one model work on."""
-    live = [exchange for endpoint in group for exchange in endpoint.live]
-    waiting = [exchange for endpoint in group for exchange in endpoint.queue]
-    last_used_s = max(endpoint.last_used_s for endpoint in group)
-    return {
-        "requests": [exchange.as_state(now_s) for exchange in (*live, *waiting)],
-        "queued": len(waiting),
-        "running": len(live),
-        "pinned": group[0].settings.pinned,
-        "ttl_s": group[0].settings.ttl_s,
-        "idle_s": None if live or waiting else round(now_s - last_used_s, 1),
-    }
-
-
-def _switch(request: Request, name: str) -> bool:
-    """A query parameter that is true or false; false when it is left out."""
-    value = request.query_params.get(name, "false")
-    if value not in ("true", "false", "1", "0"):
-        raise InvalidRequest(f"'{name}' is '{value}': expected true or false.", param=name)
-    return value in ("true", "1")
-
-
-async def _lines(lines: AsyncIterator[str], closing: asyncio.Event) -> AsyncIterator[str]:
-    """Each line as it comes, until there are no more or the server ends."""
-    ended = asyncio.ensure_future(closing.wait())
-    line = asyncio.ensure_future(anext(lines, None))
-    try:
-        while True:
-            await asyncio.wait((line, ended), return_when=asyncio.FIRST_COMPLETED)
-            if not line.done() or (text := line.result()) is None:
-                return
-            yield text + "\n"
-            line = asyncio.ensure_future(anext(lines, None))
-    finally:
-        ended.cancel()
-        line.cancel()
 
 
 def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:

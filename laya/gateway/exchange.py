@@ -1,5 +1,5 @@
 """Owns: one request on an inference path, from its parsed head to its outcome, on the client's side of the gateway:
-its body, its answer's bytes, back-pressure, and the one line where it ends.
+its body, back-pressure, and the one line where it ends. How its answer's bytes are put together is `answering.py`.
 
 Each exchange ends in exactly one of served, refused, failed, cancelled (`finish`). What happens in between is
 `dispatch.py`. Stands where uvicorn expects a request cycle, so its few attributes of that name are kept.
@@ -10,11 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
-
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from typing import TYPE_CHECKING, Any
 
 from laya.errors import EngineCrashed, EngineFailed, LayaError, PayloadTooLarge, ServerStopping
+from laya.gateway.answering import Answering, Outcome
 from laya.gateway.assemble import encode
 from laya.gateway.heads import new_request_id
 from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES, SMALL_BODY_BYTES, bodies_full, body_too_large
@@ -30,12 +29,8 @@ if TYPE_CHECKING:
     from laya.gateway.upstream import UpstreamConnection
     from laya.memory import Admission
 
-Outcome = Literal["served", "refused", "failed", "cancelled"]
-
 _FAULTS_OF_ENGINES = (EngineCrashed, EngineFailed)
 _FAULTS_OF_OURS = (*_FAULTS_OF_ENGINES, ServerStopping)
-_JSON_HEAD = b"content-type: application/json\r\n"
-_SSE_HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 
 
 class _Bell:
@@ -45,7 +40,7 @@ class _Bell:
         return
 
 
-class Exchange:
+class Exchange(Answering):
     """One request. Times are seconds of the monotonic clock."""
 
     # Defaults stand on the class: a request sets what differs, and most never touch most of these.
@@ -88,7 +83,6 @@ class Exchange:
     n_moves = 0  # to other replicas
     # response
     started = False
-    head_sent = False
     outcome: Outcome | None = None
     # what uvicorn reads of a cycle
     response_complete = False
@@ -105,7 +99,7 @@ class Exchange:
         self.chunked = not http_1_0
         self.keep_alive = keep_alive
         self.extra_headers: list[bytes] = []
-        self._unsent: list[bytes] = []  # a head that waits for the first bytes of its body
+        self._unsent: list[bytes] = []
 
     def read_head(self, headers: list[tuple[bytes, bytes]], body_limit_bytes: int) -> bytes | None:
         """Keep what matters of the request's head; gives the Authorization header."""
@@ -203,69 +197,7 @@ class Exchange:
         else:
             self.dispatcher.dispatch(self)
 
-    # the answer goes out
-    def _send(self, data: bytes) -> None:
-        self.dispatcher.outbox.write(self.protocol.transport, data)
-
-    def _head(self, status: int, kind: bytes) -> list[bytes]:
-        parts = [STATUS_LINE[status], kind, b"x-request-id: ", self.request_id, b"\r\n", *self.extra_headers]
-        if not self.body_complete:
-            self.keep_alive = False
-        if not self.keep_alive:
-            parts.append(b"connection: close\r\n")
-        self.head_sent = True
-        return parts
-
-    def respond(self, status: int, body: bytes, outcome: Outcome, kind: bytes = _JSON_HEAD) -> None:
-        """The whole answer in one write."""
-        parts = self._head(status, kind)
-        parts.append(b"content-length: %d\r\n\r\n" % len(body))
-        parts.append(body)
-        self.dispatcher.outbox.write(self.protocol.transport, b"".join(parts))
-        self.finish(outcome)
-
-    def start_raw(self, status: int, content_type: bytes, content_length: bytes | None) -> None:
-        """The head of an answer that is relayed as it comes; it is sent with the first bytes."""
-        parts = self._head(status, b"content-type: " + content_type + b"\r\n")
-        if content_length is not None:
-            self.chunked = False
-            parts.append(b"content-length: " + content_length + b"\r\n\r\n")
-        else:
-            parts.append(self._framing())
-        self._unsent = parts
-
-    def _framing(self) -> bytes:
-        if self.chunked:
-            return b"transfer-encoding: chunked\r\n\r\n"
-        self.keep_alive = False  # HTTP/1.0: the end of the connection is the end of the answer
-        return b"\r\n"
-
-    def _pieces(self, data: bytes) -> list[bytes]:
-        """A piece of the answer as it goes on the wire, behind the head where that is still to come."""
-        parts, self._unsent = self._unsent, []
-        if not self.head_sent:
-            parts = self._head(200, _SSE_HEAD)
-            parts.append(self._framing())
-        if not self.chunked:
-            parts.append(data)
-        elif data:
-            parts += (b"%x\r\n" % len(data), data, b"\r\n")
-        return parts
-
-    def write(self, data: bytes) -> None:
-        """A piece of an answer that is relayed as it comes."""
-        self._send(b"".join(self._pieces(data)))
-
-    def end(self, data: bytes, outcome: Outcome) -> None:
-        """The last piece of such an answer."""
-        parts = self._pieces(data)
-        if self.chunked:
-            parts.append(b"0\r\n\r\n")
-        last = b"".join(parts)
-        if last:
-            self._send(last)
-        self.finish(outcome)
-
+    # the end
     def fail(self, error: LayaError) -> None:
         """End with an error: an HTTP error before the first byte, an SSE error event after it.
 
@@ -286,7 +218,6 @@ class Exchange:
             self.protocol.transport.abort()  # a whole answer broke off half-way: a closed connection says so
             self.finish(outcome)
 
-    # the end
     def client_gone(self) -> None:
         """The client closed the connection."""
         self.disconnected = True

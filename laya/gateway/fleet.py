@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from laya.config import Config
 from laya.engines.hooks import Ending
 from laya.engines.settings import EngineSettings
@@ -27,13 +25,12 @@ from laya.gateway.outgrown import Outgrown
 from laya.gateway.relief import Relief
 from laya.gateway.replicas import Replicas
 from laya.gateway.room import Room
-from laya.gateway.shelf import Shelf
-from laya.gateway.standing import standing
+from laya.gateway.shown import Shown
 from laya.gateway.threads import Threads
 from laya.memory import Budget, Machine
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
-from laya.types import EngineAddress, ModelState, ModelStatus, Plan, PlannedSettings
+from laya.types import EngineAddress, ModelState, PlannedSettings
 
 if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
@@ -46,7 +43,7 @@ BACK_OFF_HELD_S = 5.0  # requests wait this long for an engine that is left alon
 CLOCK_STEP_S = 0.01  # a timer may be this early
 
 
-class Fleet(Shelf):
+class Fleet(Shown):
     """All endpoints and their engines."""
 
     def __init__(
@@ -63,7 +60,6 @@ class Fleet(Shelf):
         super().__init__(config, home=home, router=router, stats=stats, supervisor=supervisor)
         self.machine = machine
         self.events = events or Events()
-        self.plans: dict[str, Plan] = {}  # by the names of engines
         self.pump: Callable[[Endpoint], None] = lambda endpoint: None  # the dispatcher's
         self.pass_on: Callable[[Exchange], bool] = lambda exchange: False  # the dispatcher's
         self.now_s = time.monotonic
@@ -219,23 +215,6 @@ class Fleet(Shelf):
         """What engines may use in all, as of now."""
         return self.loading.budget()
 
-    # when memory is short
-    def set_admitting(self, admitting: bool, reason: str = "") -> None:
-        """False: nothing is loaded, and new requests wait in their queues; what runs goes on."""
-        self.relief.set_admitting(admitting, reason)
-
-    async def drop_caches(self) -> int:
-        """Give back what costs nothing to give; the bytes this process gave."""
-        return await self.relief.drop_caches()
-
-    async def unload_idle(self) -> list[str]:
-        """Unload the longest unused of the idle models; gives its id, or nothing."""
-        return await self.relief.unload_idle()
-
-    async def stop_youngest(self, reason: str) -> str | None:
-        """Stop the engine that was started last, whatever it does; gives its id."""
-        return await self.relief.stop_youngest(reason)
-
     # what engines do
     def _engine_changed(self, name: str, state: ModelState, address: EngineAddress | None) -> None:
         endpoint = self._by_name[name]
@@ -298,17 +277,6 @@ class Fleet(Shelf):
         self.together.sweep(now_s)
 
     # what users see
-    def statuses(self) -> list[ModelStatus]:
-        """Every model: the state of its engines with their plans."""
-        engines: dict[str, list[ModelStatus]] = {}
-        for status in self.supervisor.status():
-            endpoint = self._by_name.get(status.id)
-            if endpoint is not None:
-                plan = self.plans.get(status.id) if status.state not in ("unloaded", "failed") else None
-                shown = msgspec.structs.replace(status, plan=plan)
-                engines.setdefault(endpoint.model_id, []).append(shown)
-        return [standing(model_id, statuses) for model_id, statuses in engines.items()]
-
     async def window(self, endpoint: Endpoint) -> int | None:
         """Tokens one request may hold: as loaded, or as it would be loaded alone now; None where it would not fit."""
         planned = endpoint.planned or self.running_twin(endpoint)
@@ -324,16 +292,6 @@ class Fleet(Shelf):
             tokens = None
         self._windows[endpoint.model_id] = (time.monotonic(), tokens)
         return tokens
-
-    def kv_tokens(self) -> dict[str, tuple[int, int]]:
-        """Model -> (tokens promised to live requests, tokens that can be held)."""
-        out: dict[str, tuple[int, int]] = {}
-        for endpoint in self.endpoints.values():
-            if endpoint.planned is not None:
-                promised, held = out.get(endpoint.model_id, (0, 0))
-                more = endpoint.tokens_promised, endpoint.planned.kv_pool_tokens
-                out[endpoint.model_id] = promised + more[0], held + more[1]
-        return out
 
     def spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

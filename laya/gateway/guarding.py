@@ -21,7 +21,17 @@ from laya.engines.supervisor import Supervisor
 from laya.errors import EngineCrashed, LayaError
 from laya.gateway.events import Events
 from laya.gateway.relay import broke_off
-from laya.memory import GpuMeter, Ladder, PressureMeter, PressureTrigger, Reading, Step, mounts, size_text
+from laya.memory import (
+    GpuMeter,
+    Ladder,
+    PressureMeter,
+    PressureTrigger,
+    Reading,
+    Step,
+    mounts,
+    pressure_files,
+    size_text,
+)
 from laya.metrics import GatewayStats
 from laya.types import EngineAddress, ModelState
 
@@ -34,7 +44,7 @@ GPU_TAKEN_SHARE = 0.10  # of a card: what other programs must take more before i
 
 
 class GivesBack(Protocol):
-    """What the guard asks of the fleet."""
+    """What the guard asks of the fleet; its relief does it."""
 
     def set_admitting(self, admitting: bool, reason: str = "") -> None: ...
     async def drop_caches(self) -> int: ...
@@ -61,6 +71,13 @@ def claim_ceilings() -> tuple[Ceilings, CeilingSupport]:
     return ceilings, support
 
 
+def shared_groups(ceilings: Ceilings, root: Path = Path("/")) -> list[Path]:
+    """The version 2 group that holds this process and its engines, whose pressure is ours; none where there is none."""
+    if ceilings.kind == "v2" and ceilings.folder is not None:
+        return [ceilings.folder]  # we stepped aside within it
+    return [mount.group for mount in mounts(root, "memory") if mount.kind == "v2"]
+
+
 class Guarding:
     """See the module. `run` until cancelled."""
 
@@ -85,7 +102,8 @@ class Guarding:
         self._available_bytes = available_bytes
         self._model_of = model_of
         self._ladder = Ladder()
-        self._pressure = PressureMeter()
+        self._groups = shared_groups(ceilings)
+        self._pressure = PressureMeter(groups=self._groups)
         self._gpus = GpuMeter()
         self._gpus_read_s = float("-inf")
         self._others_on_gpu: dict[int, int] = {}
@@ -154,20 +172,24 @@ class Guarding:
         return [status.pid for status in self._supervisor.status() if status.pid is not None]
 
     def _listen(self, stack: contextlib.ExitStack) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            trigger = PressureTrigger()
-        except OSError as error:
-            logger.info("no pressure trigger (%s): memory is looked at every %g s", error, LOOK_EVERY_S)
-            return
+        """Be woken by each pressure file that lets us; without any, the polls are all there is."""
+        loop, refused = asyncio.get_running_loop(), []
+        for file in pressure_files(self._groups):
+            try:
+                trigger = PressureTrigger(file)
+            except OSError as error:
+                refused.append(f"{file}: {error.strerror or error}")
+                continue
+            loop.add_reader(trigger.fileno(), self._woken, trigger)
+            stack.callback(trigger.close)
+            stack.callback(loop.remove_reader, trigger.fileno())
+        if refused or not pressure_files(self._groups):
+            why = "; ".join(refused) or "this kernel tells no pressure"
+            logger.info("no pressure trigger (%s): memory is looked at every %g s", why, LOOK_EVERY_S)
 
-        def fired() -> None:
-            if trigger.take():
-                self._fired.set()
-
-        loop.add_reader(trigger.fileno(), fired)
-        stack.callback(trigger.close)
-        stack.callback(loop.remove_reader, trigger.fileno())
+    def _woken(self, trigger: PressureTrigger) -> None:
+        if trigger.take():
+            self._fired.set()
 
     async def _pause(self) -> None:
         pause_s = WATCH_EVERY_S if self._ceilings.is_watching else LOOK_EVERY_S

@@ -30,8 +30,9 @@ from laya.engines.ceiling import Ceilings
 from laya.engines.process import EngineProcess
 from laya.engines.supervisor import Supervisor
 from laya.errors import ConfigError, LayaError, ServerStopping
-from laya.gateway.app import Desk, build_app
+from laya.gateway.app import build_app
 from laya.gateway.auth import KeyRing
+from laya.gateway.desk import Desk
 from laya.gateway.dispatch import Dispatcher
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
@@ -172,7 +173,7 @@ class Gateway:
         self.fleet.pump = self.dispatcher.pump
         self.fleet.pass_on = self.dispatcher.retries.try_elsewhere
         self.guarding = Guarding(
-            self.fleet,
+            self.fleet.relief,
             self.supervisor,
             self.ceilings,
             events=self.events,

@@ -402,7 +402,7 @@ async def always(check: Any) -> None:
 async def test_requests_wait_while_memory_is_short_and_are_told_why_when_they_waited_too_long(tmp_path: Path) -> None:
     async with front(tmp_path) as gate:
         fleet = gate.gateway.fleet
-        fleet.set_admitting(False, "3.0 MiB of 1.0 GiB left")
+        fleet.relief.set_admitting(False, "3.0 MiB of 1.0 GiB left")
         first = await gate.client()
         first.send(chat())
         await until(lambda: len(gate.endpoint.queue) == 1)
@@ -414,6 +414,6 @@ async def test_requests_wait_while_memory_is_short_and_are_told_why_when_they_wa
         second.send(chat())
         await until(lambda: len(gate.endpoint.queue) == 1)
         assert not gate.engine.calls
-        fleet.set_admitting(True)
+        fleet.relief.set_admitting(True)
         assert (await second.answer()).status == 200
         assert await gate.settled() == {"refused": 1, "served": 1}

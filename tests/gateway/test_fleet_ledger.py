@@ -326,12 +326,12 @@ async def test_held_back_nothing_is_loaded_and_requests_wait(make_world: MakeWor
     await world.load("a")
     pumped: list[str] = []
     world.fleet.pump = lambda endpoint: pumped.append(endpoint.model_id)
-    world.fleet.set_admitting(False, "3.0 MiB of 1.0 GiB left")
+    world.fleet.relief.set_admitting(False, "3.0 MiB of 1.0 GiB left")
     with pytest.raises(MemoryPressure, match=r"'b' is not loaded now: 3\.0 MiB of 1\.0 GiB left"):
         await world.load("b")
     assert world.endpoint("a").held_back == "3.0 MiB of 1.0 GiB left"
     assert not world.endpoint("a").try_reserve(Request())  # type: ignore[arg-type]
-    world.fleet.set_admitting(True)
+    world.fleet.relief.set_admitting(True)
     assert pumped == ["a", "b"]
     await world.load("b")
     await world.close()
@@ -345,10 +345,10 @@ async def test_idle_models_are_given_back_one_by_one_and_pinned_ones_stay(make_w
     pinned = world.endpoint("d")
     pinned.settings = msgspec.structs.replace(pinned.settings, pinned=True)
     world.endpoint("c").live.add(Request())  # type: ignore[arg-type]
-    given = [await world.fleet.unload_idle() for _ in range(3)]
+    given = [await world.fleet.relief.unload_idle() for _ in range(3)]
     assert given == [["b"], ["a"], []]
     assert world.loaded() == {"c", "d"}
-    assert await world.fleet.drop_caches() >= 0
+    assert await world.fleet.relief.drop_caches() >= 0
     world.endpoint("c").live.clear()
     await world.close()
 
@@ -368,13 +368,13 @@ async def test_youngest_engine_is_stopped_whatever_it_does(make_world: MakeWorld
     world.now_s += 10
     await world.load("b")
     world.endpoint("b").live.add(Live())  # type: ignore[arg-type]
-    assert await world.fleet.stop_youngest("1.0 MiB left") == "b"
+    assert await world.fleet.relief.stop_youngest("1.0 MiB left") == "b"
     assert world.loaded() == {"a"}
     assert [error.message for error in failed] == [
         "The engine of 'b' was stopped to keep this machine alive: 1.0 MiB left."
     ]
-    assert await world.fleet.stop_youngest("1.0 MiB left") == "a"
-    assert await world.fleet.stop_youngest("1.0 MiB left") is None
+    assert await world.fleet.relief.stop_youngest("1.0 MiB left") == "a"
+    assert await world.fleet.relief.stop_youngest("1.0 MiB left") is None
     await world.close()
 
 
