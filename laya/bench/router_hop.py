@@ -27,6 +27,7 @@ N_ROUNDS = 5
 MOST_REQUESTS = 50_000
 MOST_CONNECTIONS = 256
 MOST_ENGINES = 64  # each has a port and connections
+MOST_SESSIONS = 10_000
 ALONE_REQUESTS = 2_000
 Target = tuple[int, list[Asked]]  # a port, and what is asked there
 
@@ -80,7 +81,8 @@ def _seen(runs: list[LoadResult]) -> dict[str, float]:
 
 def _asked(load: RouterLoad, n_engines: int, port: int) -> list[Asked]:
     """The load's questions, as far as there are engines for their models."""
-    fewer = dataclasses.replace(load, models=n_engines, endpoints=n_engines, prompt_bytes=0)
+    n_sessions = min(load.sessions, MOST_SESSIONS)
+    fewer = dataclasses.replace(load, models=n_engines, endpoints=n_engines, sessions=n_sessions, prompt_bytes=0)
     found = []
     for question in questions(fewer):
         name = engine_name(question.answers.start)
