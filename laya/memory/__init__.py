@@ -27,7 +27,7 @@ from laya.memory.machine import Budget, Machine, MachineFacts
 from laya.memory.placement import CPU
 from laya.memory.plan_source import plan_source
 from laya.memory.planner import Model
-from laya.memory.pressure import PressureMeter, PressureTrigger
+from laya.memory.pressure import PressureMeter, PressureTrigger, pressure_files
 from laya.memory.rates import MachineRates
 from laya.memory.shape import ModelShape
 from laya.memory.sizes import flag_text, size_text
@@ -64,6 +64,7 @@ __all__ = [
     "plan_file",
     "plan_source",
     "plan_vllm",
+    "pressure_files",
     "read_facts",
     "read_header",
     "refusal",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import select
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from laya.memory import PressureMeter, PressureTrigger
 from laya.types import KIB, MIB
 from tests.conftest import ROOT, RunningServer
 
@@ -23,6 +26,7 @@ Serve = Callable[..., RunningServer]
 MakeLimited = Callable[[int], Group]
 MakeModels = Callable[..., list[Path]]
 
+UNIFIED = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 GROUP_BYTES = 64 * MIB
 FILE_MIB = 256  # more than the group may hold: every page that is read was just dropped
 SCARCE = 0.11  # of what engines and free memory make up: between "easy" and "tight", so that the strain decides
@@ -55,10 +59,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@contextmanager
-def thrashing(group: Group, path: Path) -> Iterator[None]:
-    """Three programs that re-read a file larger than their group."""
-    words = group.program(sys.executable, "-S", "-c", THRASH, str(path), str(FILE_MIB))
+@contextlib.contextmanager
+def thrashing(group: Group, path: Path, *through: str) -> Iterator[None]:
+    """Three programs that re-read a file larger than their group. through: the words of a command that starts them."""
+    words = group.program(*through, sys.executable, "-S", "-c", THRASH, str(path), str(FILE_MIB))
     programs = [
         subprocess.Popen((*words[:-2], f"{path}{number}", words[-1]), stdout=subprocess.PIPE, text=True)
         for number in range(3)
@@ -71,6 +75,40 @@ def thrashing(group: Group, path: Path) -> Iterator[None]:
         for program in programs:
             program.kill()
             program.wait()
+
+
+@pytest.fixture
+def unified() -> Iterator[tuple[Path, Path]]:
+    """Two groups of the version 2 hierarchy: the kernel counts their pressure, whoever limits their memory."""
+    top = next((top for top in UNIFIED if (top / "memory.pressure").exists()), None)
+    if top is None or not os.access(top, os.W_OK):
+        pytest.skip("NOT RUN, this needs root and a version 2 hierarchy that counts pressure")
+    folders = (top / f"chaos-{os.getpid()}-busy", top / f"chaos-{os.getpid()}-idle")
+    for folder in folders:
+        folder.mkdir()
+    yield folders
+    for folder in folders:
+        folder.rmdir()
+
+
+def test_pressure_of_one_group_is_told_by_its_own_file_and_trigger(
+    make_limited: MakeLimited, unified: tuple[Path, Path], tmp_path: Path
+) -> None:
+    busy, _ = unified
+    group = make_limited(GROUP_BYTES)
+    meters = [PressureMeter(tmp_path, groups=[folder]) for folder in unified]
+    with contextlib.closing(PressureTrigger(busy / "memory.pressure")) as trigger:
+        assert not trigger.take()
+        with thrashing(group, tmp_path / "data", "sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(busy)):
+            start_s = time.monotonic()
+            for meter in meters:
+                meter.read(start_s)
+            fired = bool(select.select([trigger], [], [], DEADLINE_S)[0])
+            time.sleep(STEADY_S)
+            shares = [meter.read(time.monotonic()).stall_share for meter in meters]
+    print(f"\none group thrashes: its file says {shares[0]:.0%} of the time, that of a group beside it {shares[1]:.0%}")
+    assert fired and shares[0] > 0
+    assert shares[1] == 0.0
 
 
 def engines(server: RunningServer) -> dict[str, int]:

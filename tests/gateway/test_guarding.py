@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import uvloop
 from laya.engines.ceiling import Ceilings, LimitHit
 from laya.engines.supervisor import Supervisor
 from laya.gateway.events import KEPT, Events
-from laya.gateway.guarding import Guarding, ceiling_support
+from laya.gateway.guarding import Guarding, ceiling_support, shared_groups
 from laya.metrics import GatewayStats
 from laya.types import GIB, MIB
 
@@ -199,3 +200,62 @@ def test_support_of_this_machine_is_said_in_words() -> None:
 
 def test_machine_without_groups_is_said_so(tmp_path: Path) -> None:
     assert ceiling_support(tmp_path).words == "engines are only watched: no control group controls memory here"
+
+
+def test_group_whose_pressure_counts_holds_the_engines_too(tmp_path: Path) -> None:
+    """On a recorded tree: the group that was claimed where it is divided, else the one this process is in."""
+    proc, group = tmp_path / "proc/self", tmp_path / "sys/fs/cgroup/system.slice/laya.service"
+    for folder in (proc, group / "laya-gateway"):
+        folder.mkdir(parents=True)
+    (proc / "mountinfo").write_text("30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    (proc / "cgroup").write_text("0::/system.slice/laya.service/laya-gateway\n")
+    assert shared_groups(Ceilings("v2", group), tmp_path) == [group]
+    assert shared_groups(Ceilings(), tmp_path) == [group / "laya-gateway"]
+    (proc / "cgroup").write_text("9:memory:/a\n")
+    assert shared_groups(Ceilings(), tmp_path) == []
+
+
+def test_pressure_of_the_group_wakes_the_guard_at_once(
+    at_work: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    monkeypatch.setattr("laya.gateway.guarding.LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr("laya.gateway.guarding.pressure_files", lambda groups: [Path("machine"), Path("group")])
+    readers: dict[Path, int] = {}
+
+    class Trigger:
+        def __init__(self, path: Path) -> None:
+            if path == Path("machine"):
+                raise PermissionError(13, "Permission denied")
+            self.read_end, self.write_end = os.pipe()
+            readers[path] = self.write_end
+
+        def fileno(self) -> int:
+            return self.read_end
+
+        def take(self) -> bool:
+            return bool(os.read(self.read_end, 1))
+
+        def close(self) -> None:
+            os.close(self.read_end)
+            os.close(self.write_end)
+
+    monkeypatch.setattr("laya.gateway.guarding.PressureTrigger", Trigger)
+
+    async def look(now_s: float) -> None:
+        looks.append(now_s)
+
+    monkeypatch.setattr(at_work.guarding, "look", look)
+
+    async def scenario() -> None:
+        running = asyncio.create_task(at_work.guarding.run())
+        for n_looks in (1, 2):
+            while len(looks) < n_looks:
+                await asyncio.sleep(0.001)
+            os.write(readers[Path("group")], b"!")
+        while len(looks) < 3:
+            await asyncio.sleep(0.001)
+        running.cancel()
+
+    uvloop.run(scenario())
+    assert len(looks) == 3

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from laya.memory.gpu import GpuMeter
 from laya.memory.guard import CALM_S, CEILING_MARGIN_BYTES, Ladder, Reading, Step, ceiling_bytes
-from laya.memory.pressure import PressureMeter, PressureTrigger
+from laya.memory.pressure import PressureMeter, PressureTrigger, pressure_files
 from laya.types import GIB, MIB, DevicePlan, Plan, PlannedSettings
 
 SETTINGS = PlannedSettings(
@@ -148,12 +148,16 @@ def test_ceiling_of_what_does_not_fit_is_what_there_is() -> None:
 # pressure
 
 
-def recorded(root: Path, *, some_us: int, full_us: int, swapped_pages: int) -> Path:
-    (root / "proc/pressure").mkdir(parents=True, exist_ok=True)
-    (root / "proc/pressure/memory").write_text(
+def pressure_text(some_us: int, full_us: int) -> str:
+    return (
         f"some avg10=0.00 avg60=0.00 avg300=0.00 total={some_us}\n"
         f"full avg10=0.00 avg60=0.00 avg300=0.00 total={full_us}\n"
     )
+
+
+def recorded(root: Path, *, some_us: int, full_us: int, swapped_pages: int) -> Path:
+    (root / "proc/pressure").mkdir(parents=True, exist_ok=True)
+    (root / "proc/pressure/memory").write_text(pressure_text(some_us, full_us))
     (root / "proc/vmstat").write_text(f"nr_free_pages 1\npswpin 0\npswpout {swapped_pages}\n")
     return root
 
@@ -166,6 +170,34 @@ def test_strain_is_the_difference_between_readings(tmp_path: Path) -> None:
     assert (strain.stall_share, strain.full_stall_share) == (0.25, 0.1)
     assert strain.swap_out_bytes_per_s == MIB
     assert meter.read(13.0).stall_share == 0.0
+
+
+def group_pressure(folder: Path, *, some_us: int, full_us: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.pressure").write_text(pressure_text(some_us, full_us))
+    return folder
+
+
+def test_group_of_ours_that_stands_still_counts_though_the_machine_is_at_ease(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup/laya.service"
+    meter = PressureMeter(recorded(tmp_path, some_us=1_000_000, full_us=0, swapped_pages=0), groups=[group])
+    assert meter.read(10.0).full_stall_share == 0.0
+    group_pressure(group, some_us=9_000_000, full_us=9_000_000)  # what it stalled before we first saw it is not ours
+    assert meter.read(12.0).full_stall_share == 0.0
+    group_pressure(group, some_us=9_600_000, full_us=9_400_000)
+    strain = meter.read(14.0)
+    assert (strain.stall_share, strain.full_stall_share) == (0.3, 0.2)
+    recorded(tmp_path, some_us=2_000_000, full_us=0, swapped_pages=0)
+    assert meter.read(16.0).stall_share == 0.5  # the machine's, which is worse now
+
+
+def test_container_that_sees_its_own_group_alone_is_read_by_that(tmp_path: Path) -> None:
+    group = group_pressure(tmp_path / "sys/fs/cgroup", some_us=0, full_us=0)
+    assert pressure_files([group], tmp_path) == [group / "memory.pressure"]
+    meter = PressureMeter(tmp_path, groups=[group])
+    meter.read(1.0)
+    group_pressure(group, some_us=500_000, full_us=0)
+    assert meter.read(2.0).stall_share == 0.5
 
 
 def test_kernel_without_pressure_information_strains_nobody(tmp_path: Path) -> None:
