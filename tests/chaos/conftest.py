@@ -20,6 +20,7 @@ from laya.bench.generated_models import GeneratedShape, generate
 from laya.engines.ceiling import first_number, key_value, make_group, remove_group
 from laya.engines.ceiling_place import CeilingSupport
 from laya.gateway.guarding import ceiling_support
+from laya.types import MIB
 from tests.conftest import PROGRAM, ROOT, RunningServer
 
 ENTER = 'echo 0 > "$0/cgroup.procs" && exec "$@"'  # sh -c ENTER folder command...
@@ -132,6 +133,13 @@ def chat(server: RunningServer, model: str, *, timeout_s: float = 120.0, **field
 def events(server: RunningServer) -> list[dict[str, Any]]:
     answer: list[dict[str, Any]] = httpx.get(f"{server.url}/admin/events", trust_env=False).json()["events"]
     return answer
+
+
+def measured_mib(server: RunningServer, model_id: str) -> float:
+    """The most that the model's engine was measured to hold."""
+    models: list[dict[str, Any]] = server.state()["models"]  # type: ignore[assignment]
+    peak_bytes: int = next(model["measured_bytes"] for model in models if model["id"] == model_id)
+    return peak_bytes / MIB
 
 
 # What others on the same cores may add to a delay where nobody can send them away, as in CI. The figures are printed.

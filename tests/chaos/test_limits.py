@@ -8,12 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from laya.types import GIB, MIB
 from tests.conftest import ROOT, RunningServer
 
-from .conftest import Group, chat
+from .conftest import Group, chat, measured_mib
 
 Serve = Callable[..., RunningServer]
 MakeLimited = Callable[[int], Group]
@@ -37,12 +36,6 @@ models:
 N_FILES = 20
 N_LONG = 2  # longer than the model's window
 WORDS = ("river", "stone", "bread", "winter", "market", "garden", "letter", "harbour", "clock", "bridge")
-
-
-def measured_mib(server: RunningServer, model_id: str) -> float:
-    models: list[dict[str, Any]] = server.state()["models"]  # type: ignore[assignment]
-    peak_bytes: int = next(model["measured_bytes"] for model in models if model["id"] == model_id)
-    return peak_bytes / MIB
 
 
 def test_article_settings_are_refused_where_they_do_not_fit_and_what_is_suggested_loads(
