@@ -54,6 +54,7 @@ class AskedSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str | None = None  # f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0
     kv_pool_tokens: int | None = None  # None = max_seq_len x max_num_seqs, one slot each; lower = one shared pool
     memory_limit_bytes: int | None = None  # of RAM, for this model alone; the budget still bounds it
+    prompt_cache_bytes: int | None = 0  # of old prompts that the engine keeps in RAM; None = auto
     kv_pool_chat_tokens: int | None = None  # a pool of one whole sequence, and so many tokens for each further one
     n_threads: int | None = None
     task: Task = "chat"
@@ -80,6 +81,7 @@ class PlannedSettings(msgspec.Struct, frozen=True, kw_only=True):
     mmap: bool
     gpu_layers: int = 0
     experts_on_cpu: int = 0
+    prompt_cache_bytes: int = 0  # of old prompts that the engine keeps in RAM, whole mebibytes
 
 
 class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,13 +11,14 @@ from laya.errors import ConfigError, nearest
 BENCHES = {
     "gateway": "what passing through Laya adds, against a stub engine asked directly",
     "memory": "planned bytes against the measured peak of real engines",
+    "prefix": "prompt tokens computed again in conversations over several engines, by policy",
     "rates": "what this machine computes and reads in a second, by the engine's own kernels",
     "router": "what one routing decision costs",
 }
 _HELP = "Measure: " + "; ".join(f"{name} ({text})" for name, text in BENCHES.items()) + ". Options are the bench's own."
 
 
-def bench(context: typer.Context, name: str = typer.Argument(help="gateway, memory, rates or router.")) -> None:
+def bench(context: typer.Context, name: str = typer.Argument(help="gateway, memory, prefix, rates or router.")) -> None:
     """Run a bench; the last line it prints is JSON."""
     if name not in BENCHES:
         close = nearest(name, BENCHES)

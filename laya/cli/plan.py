@@ -52,8 +52,8 @@ ForVllm = Annotated[bool, typer.Option("--vllm", help="As vLLM would run it, on 
 # Parameters that are settings: their flags are read by the same code as those of `laya serve`.
 SETTINGS = frozenset(
     (
-        "max_seq_len", "max_num_seqs", "kv_cache_dtype", "kv_pool_tokens", "task", "n_threads", "mmproj", "draft",
-        "max_model_len", "ctx_size", "parallel", "cache_type_k", "cache_type_v",
+        "max_seq_len", "max_num_seqs", "kv_cache_dtype", "kv_pool_tokens", "prompt_cache", "task", "n_threads", "mmproj",
+        "draft", "max_model_len", "ctx_size", "parallel", "cache_type_k", "cache_type_v",
     )
 )  # fmt: skip
 
@@ -65,6 +65,7 @@ def plan(
     max_num_seqs: Annotated[str | None, _setting("--max-num-seqs", help="Sequences at once.")] = None,
     kv_cache_dtype: Annotated[str | None, _setting("--kv-cache-dtype", help="f16, q8_0, q4_0, ...")] = None,
     kv_pool_tokens: Annotated[str | None, _setting("--kv-pool-tokens", help="Tokens all sequences share.")] = None,
+    prompt_cache: Annotated[str | None, _setting("--prompt-cache", help="RAM for old prompts, 256MiB or auto.")] = None,
     task: Annotated[str | None, _setting("--task", help="chat, embed or rerank.")] = None,
     memory_budget: Budgeted = None,
     gpu_memory: Cards = None,

@@ -14,7 +14,7 @@ from laya.memory.ggml import KV_CACHE_TYPES
 from laya.types import KIB, MIB, DevicePlan, Plan
 
 BAR_WIDTH = 32
-LABELS = {"kv_cache": "KV"}
+LABELS = {"kv_cache": "KV", "prompt_cache": "prompts"}
 # The rule of thumb that goes round, shown beside the plan: it knows neither context nor sequences.
 RULE_OF_THUMB = (1.5, 2)
 
@@ -29,7 +29,9 @@ def show_choices(console: Console, made: Plan, yours: set[str]) -> None:
     """What was chosen and why, what was asked, and what is to be known."""
     settings = made.settings
     for name, reason in made.reasons.items():
-        console.print(f" [dim]chosen[/]   {name} [bold]{getattr(settings, name)}[/]  [dim]{reason}[/]", soft_wrap=True)
+        value = getattr(settings, name)
+        text = size_text(value) if name.endswith("_bytes") else value
+        console.print(f" [dim]chosen[/]   {name} [bold]{text}[/]  [dim]{reason}[/]", soft_wrap=True)
     said = [f"{name} {getattr(settings, name)}" for name in sorted(yours) if hasattr(settings, name)]
     if said:
         console.print(f" [dim]yours[/]    {shown(', '.join(said))}", soft_wrap=True)

@@ -12,14 +12,21 @@ from laya.config.document import Document, KeyPath, dotted, shown
 from laya.config.foreign import foreign_key
 from laya.config.routing import RoutingConfig
 from laya.config.schema import ApiKey, Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
-from laya.config.units import MAX_BYTES, check_budget, parse_bytes, parse_duration, parse_limit
+from laya.config.units import MAX_BYTES, check_budget, parse_bytes, parse_cache, parse_duration, parse_limit
 from laya.errors import ConfigError, nearest
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
-_PARSERS = {"bytes": parse_bytes, "duration": parse_duration, "budget": check_budget, "limit": parse_limit}
+_PARSERS = {
+    "bytes": parse_bytes,
+    "duration": parse_duration,
+    "budget": check_budget,
+    "limit": parse_limit,
+    "cache": parse_cache,
+}
 _UNIT_WORDS = {
     "bytes": "bytes or an amount such as 16MiB",
     "duration": "seconds or a time such as 5m",
+    "cache": "bytes, an amount such as 256MiB, or auto",
     "limit": "bytes or an amount such as 6GiB",
     "budget": "a share such as 80% or an amount such as 12GiB",
 }

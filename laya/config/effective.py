@@ -45,6 +45,7 @@ def _settings(model: ResolvedModel) -> dict[str, Any]:
     settings = {name: getattr(model, RESOLVED_NAMES.get(name, name)) for name in SETTING_NAMES}
     undecided = {name: default_of(ModelSettings, name) for name, value in settings.items() if name not in model.fixed}
     decided = {"ttl": model.ttl_s} | ({"kv_pool_tokens": "auto"} if model.kv_pool_auto else {})
+    decided |= {"prompt_cache": "auto"} if model.prompt_cache_bytes is None else {}
     written: dict[str, Any] = msgspec.to_builtins(settings | undecided | decided, enc_hook=_path_text)
     return {name: written[name] for name in SETTING_NAMES}
 

@@ -76,9 +76,8 @@ REFUSED: Mapping[str, str] = (
     | dict.fromkeys(
         ("-fa", "--flash-attn"), "the plan decides it, because it changes the memory a model takes; leave it out"
     )
-    | dict.fromkeys(
-        ("--mlock", "-cram", "--cache-ram", "-fit", "--fit"), "the plan decides what stays in memory; leave it out"
-    )
+    | dict.fromkeys(("--mlock", "-fit", "--fit"), "the plan decides what stays in memory; leave it out")
+    | dict.fromkeys(("-cram", "--cache-ram"), "write --prompt-cache with an amount, such as --prompt-cache 256MiB")
     | {
         "--api-key": _KEYS_COMMAND,
         "--api-key-file": _KEYS_COMMAND,

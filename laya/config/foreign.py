@@ -99,7 +99,7 @@ IN_MODEL: dict[str, Foreign] = {
     "ubatch_size": Foreign(_LLAMACPP, _said(_PLANNED)),
     "n_ubatch": Foreign(_LLAMACPP, _said(_PLANNED)),
     "flash_attn": Foreign(_LLAMACPP, _said(_PLANNED)),
-    "cache_ram": Foreign(_LLAMACPP, _said(_PLANNED)),
+    "cache_ram": Foreign(_LLAMACPP, lambda value, _: f"prompt_cache: {value}MiB"),
     "mlock": Foreign(_LLAMACPP, _said(_PLANNED)),
     "max_num_batched_tokens": Foreign(_VLLM, _said(_PLANNED)),
     "load_on_startup": Foreign(_LLAMACPP, _renamed("preload")),

@@ -16,13 +16,14 @@ from laya.config.convert import describe
 from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
 from laya.config.routing import RouteRule, RoutingConfig
 from laya.config.schema import ApiKey, Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
-from laya.config.units import BUDGET_PATTERN, BYTES_PATTERN, DURATION_PATTERN
+from laya.config.units import BUDGET_PATTERN, BYTES_PATTERN, CACHE_PATTERN, DURATION_PATTERN
 from laya.types import MIB
 
 SCHEMA_PATH = Path(__file__).parent.parent / "config.schema.json"
 _VARIABLE = {"type": "string", "pattern": r"\$\{env\.[A-Za-z_][A-Za-z0-9_]*\}"}
 _UNITS: dict[str, list[dict[str, Any]]] = {
     "bytes": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": BYTES_PATTERN}],
+    "cache": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": CACHE_PATTERN}],
     "duration": [{"type": "number", "minimum": -1}, {"type": "string", "pattern": DURATION_PATTERN}, {"type": "null"}],
     "limit": [{"type": "integer", "minimum": MIB}, {"type": "string", "pattern": BYTES_PATTERN}, {"type": "null"}],
     "budget": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": BUDGET_PATTERN}, {"type": "null"}],

@@ -31,6 +31,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = "f16"
     kv_pool_tokens: int | None = None
     kv_pool_auto: bool = False  # kv_pool_tokens: auto
+    prompt_cache_bytes: int | None = 0  # None: auto
     default_max_tokens: int = 1024
     enable_streaming: bool = True
     quantization: str | None = None
@@ -65,6 +66,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
             kv_cache_dtype=self.kv_cache_dtype if "kv_cache_dtype" in self.fixed else None,
             kv_pool_tokens=self.kv_pool_tokens,
             kv_pool_chat_tokens=CHAT_ANSWERS * self.default_max_tokens if self.kv_pool_auto else None,
+            prompt_cache_bytes=self.prompt_cache_bytes,
             memory_limit_bytes=self.memory_limit_bytes,
             n_threads=self.n_threads,
             task=self.task,
@@ -77,8 +79,13 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SETTING_NAMES = tuple(field.name for field in msgspec.structs.fields(ModelSettings))
-RESOLVED_NAMES = {"ttl": "ttl_s", "memory_limit": "memory_limit_bytes"}  # a setting's name here, where it has a unit
+RESOLVED_NAMES = {
+    "ttl": "ttl_s",
+    "memory_limit": "memory_limit_bytes",
+    "prompt_cache": "prompt_cache_bytes",
+}  # a setting's name here, where it has a unit
 _PATHS = frozenset({"engine_path", "mmproj", "draft"})
+_AUTO_IS_SAID = frozenset({"prompt_cache"})  # auto is another thing than the default
 _MERGED = frozenset({"args", "defaults"})  # their members are merged one by one; every other setting as a whole
 
 
@@ -88,7 +95,7 @@ def resolve(config: Config, model_id: str) -> ResolvedModel:
     said = _said(config)
     for name, value in _said(entry).items():
         said[name] = said.get(name, {}) | value if name in _MERGED else value
-    decided = {name: value for name, value in said.items() if value not in ("auto", None)}
+    decided = {name: value for name, value in said.items() if value not in ("auto", None) or name in _AUTO_IS_SAID}
     if decided.get("quantization") == "none":
         del decided["quantization"]
     ttl_s = decided.pop("ttl", None)
@@ -156,4 +163,6 @@ def _shape(name: str, value: Any) -> Any:
         return Path(value)
     if name == "lora":
         return tuple(Path(path) for path in value)
+    if name in _AUTO_IS_SAID and value == "auto":
+        return None
     return tuple(value) if name == "gpus" else value

@@ -25,6 +25,7 @@ Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=0, extra={"unit": "bytes"}, extra_json_schema={"x-unit": "bytes"})]
 Duration = Annotated[float, Meta(extra={"unit": "duration"}, extra_json_schema={"x-unit": "duration"})]
 Limit = Annotated[int, Meta(extra={"unit": "limit"}, extra_json_schema={"x-unit": "limit"})]
+CacheSize = Annotated[int, Meta(ge=0, extra={"unit": "cache"}, extra_json_schema={"x-unit": "cache"})]
 Budget = Annotated[str | int | None, Meta(extra={"unit": "budget"}, extra_json_schema={"x-unit": "budget"})]
 Seconds = Annotated[float, Meta(gt=0)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -96,6 +97,10 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kv_pool_tokens: Annotated[
         Count | Auto | UnsetType | None,
         Meta(description="Tokens all sequences share; null = max_seq_len for each; auto = one long and many short."),
+    ] = UNSET
+    prompt_cache: Annotated[
+        CacheSize | Auto | UnsetType,
+        Meta(description="RAM for conversations that wait, such as 256MiB; auto = as many as sequences; 0 = none."),
     ] = UNSET
     default_max_tokens: Annotated[
         Count | UnsetType,

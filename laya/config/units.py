@@ -23,6 +23,7 @@ SECONDS_PER_UNIT = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d":
 
 BYTES_PATTERN = r"^\s*\d+(\.\d+)?\s*([kKmMgGtT]([iI]?[bB])?|[bB])?\s*$"
 DURATION_PATTERN = r"^\s*(-1|(\d+(\.\d+)?(ms|s|m|h|d)?)+)\s*$"
+CACHE_PATTERN = rf"^\s*auto\s*$|{BYTES_PATTERN}"
 BUDGET_PATTERN = rf"^\s*\d+(\.\d+)?\s*%\s*$|{BYTES_PATTERN}"
 
 
@@ -44,6 +45,16 @@ def parse_limit(value: str | float) -> int:
     n_bytes = parse_bytes(value)
     if n_bytes < MIB:
         raise _less_than_any_model(value, n_bytes)
+    return n_bytes
+
+
+def parse_cache(value: str | float) -> int | str:
+    """Bytes that an engine may keep prompts in, 0 for none, or "auto". Raises ConfigError below a mebibyte."""
+    if value == "auto":
+        return value
+    n_bytes = parse_bytes(value)
+    if 0 < n_bytes < MIB:
+        raise ConfigError(f"{value!r} is less than the engine can be held to: 1MiB or more, 0 for none, or auto")
     return n_bytes
 
 

@@ -67,7 +67,7 @@ WORDS: dict[tuple[type, ...], str] = {
 
 _LISTENS = "the engine listens on loopback for Laya alone; set the port and the keys of Laya itself"
 _MEMORY = "memory is planned before the load; set memory.budget"
-_PROMPT_CACHE = "the plan decides the engine's prompt cache and checkpoints"
+_CHECKPOINTS = "the plan decides the engine's checkpoints"
 _BATCH = "the plan decides it, so that a client that leaves frees its slot at once"
 _ADMIN = "Laya reads it to see the slots"
 _UNCOUNTED = "the plan does not count the memory it takes"
@@ -97,8 +97,8 @@ _REFUSED: dict[str, str] = {
     _LISTENS: "port host hostnames api_key api_keys api_key_file reuse_port ssl_file_cert ssl_file_key ssl_cert_file"
     " ssl_key_file api_prefix server_base ui webui no_webui no_ui",
     _MEMORY: "fit fit_params fit_params_target fit_params_min_ctx fit_target fit_ctx",
-    _PROMPT_CACHE: "cache_ram_mib cache_ram cram cache_idle_slots n_ctx_checkpoints ctx_checkpoints ctxcp"
-    " swa_checkpoints checkpoint_min_step",
+    "use prompt_cache": "cache_ram_mib cache_ram cram cache_idle_slots",
+    _CHECKPOINTS: "n_ctx_checkpoints ctx_checkpoints ctxcp swa_checkpoints checkpoint_min_step",
     _BATCH: "n_batch batch_size b n_ubatch ubatch_size ub",
     _ADMIN: "endpoint_slots endpoint_props slots no_slots props",
     _UNCOUNTED: "swa_full moe_cache_size moe_cache_mib flash_attn_type flash_attn fa n_outputs_max control_vector"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from laya.engines.settings import EngineSettings
+from laya.types import MIB
 
 HOST = "127.0.0.1"
 # The gateway sends a body at once, so a slow read is a fault. A write may wait for a client that reads slowly.
@@ -71,7 +72,7 @@ def _planned_params(settings: EngineSettings) -> dict[str, Any]:
         "n_gpu_layers": settings.gpu_layers,
         "load_mode": "mmap" if planned.mmap else "none",
         "fit_params": False,
-        "cache_ram_mib": 0,
+        "cache_ram_mib": planned.prompt_cache_bytes // MIB,
         "cache_idle_slots": False,
         "n_ctx_checkpoints": 0,
         "swa_full": False,
@@ -136,7 +137,7 @@ def flags(settings: EngineSettings) -> list[str]:
         "--load-mode": "mmap" if planned.mmap else "none",
         "--spec-type": "none" if settings.draft is None else "draft-simple",
         "--fit": "off",
-        "--cache-ram": 0,
+        "--cache-ram": planned.prompt_cache_bytes // MIB,
         "--ctx-checkpoints": 0,
     } | _extra_flags(settings)
     words = ["--jinja", "--no-webui", "--offline", "--slots", "--props", "--no-context-shift", "--no-cache-idle-slots"]

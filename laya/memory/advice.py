@@ -30,6 +30,7 @@ class _Change(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str | None = None
     kv_pool_tokens: int | None = None
     is_read: bool = False  # weights read into memory instead of mapped
+    forgets: bool = False  # no cache of old prompts
 
 
 def suggestions(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget) -> list[Suggestion]:
@@ -51,6 +52,8 @@ def _changes(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget)
     full = wanted.max_seq_len
     if asked.mmap and any(name in model.engine.repack_types for name in model.facts.matrix_bytes):
         yield _Change(note="weights read, not mapped: no second copy of them", is_read=True)
+    if asked.prompt_cache_bytes:
+        yield _Change(note="a conversation that left its sequence is read again", forgets=True)
     yield _Change(note=f"one sequence of {full} tokens", max_num_seqs=1)
     for name in small_types:
         yield _Change(note=f"the same with a {name} cache", kv_cache_dtype=name)
@@ -101,9 +104,13 @@ def _tried(
     )
     pool, mmap = change.kv_pool_tokens or asked.kv_pool_tokens, asked.mmap and not change.is_read
     settings = msgspec.structs.replace(asked, kv_pool_tokens=pool, mmap=mmap)
+    if change.forgets:
+        settings = msgspec.structs.replace(settings, prompt_cache_bytes=0)
     flags = _flags(choice, wanted)
     if change.is_read:
         flags.append("--no-mmap")
+    if change.forgets:
+        flags.append("--prompt-cache 0")
     if change.kv_pool_tokens:
         flags.append(f"--kv-pool-tokens {change.kv_pool_tokens}")
     priced = price(model, decide(model, settings, choice))

@@ -32,6 +32,14 @@ def state_by_layer(load: Load) -> tuple[int, ...]:
     return tuple(STATE_BYTES * copies * (layer.conv + layer.state) for layer in load.facts.shape.layers)
 
 
+def sequence_bytes(load: Load) -> int:
+    """Bytes that one sequence of the full length keeps in all layers, as the engine copies them out."""
+    settings = load.settings
+    of_sequences = settings.slot_tokens if settings.kv_unified else load.cells
+    tokens = settings.max_seq_len if settings.kv_unified else settings.slot_tokens
+    return sum(kv_by_layer(load)) * tokens // of_sequences + sum(state_by_layer(load)) // settings.max_num_seqs
+
+
 def draft_layers_kv(load: Load, dtype: str) -> int:
     """Bytes of the cache of the layers that predict further tokens: each as wide as the widest of the model's."""
     row_bytes = kv_cache_type(dtype).row_bytes

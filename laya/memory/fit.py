@@ -16,6 +16,7 @@ from laya.memory.limits import Limits, is_within, limits_of, tightest
 from laya.memory.machine import Budget
 from laya.memory.placement import CPU
 from laya.memory.planner import Choice, Model, check_asked, decide, kv_types_for, price
+from laya.memory.prompt_cache import with_prompt_cache
 from laya.memory.rates import MachineRates
 from laya.memory.sizes import size_text
 from laya.types import AskedSettings, DevicePlan, Plan
@@ -86,6 +87,8 @@ def fit(model: Model, asked: AskedSettings, budget: Budget, rates: MachineRates 
         chosen = _Tried(asked=asked, choice=growth.choice, priced=price(model, decide(model, asked, growth.choice)))
         has_grown = growth.choice != wanted
         reasons["max_num_seqs"] = growth.reason if has_grown else f"{DEFAULT_REASON}; {growth.reason}"
+    if asked.prompt_cache_bytes is None and fits:
+        chosen, reasons["prompt_cache_bytes"] = _with_prompt_cache(model, chosen, limits)
     return Plan(
         model=model.id,
         fits=fits,
@@ -100,6 +103,12 @@ def fit(model: Model, asked: AskedSettings, budget: Budget, rates: MachineRates 
         exact=model.shape.bound is None,
         notes=_notes(model, asked, chosen.choice),
     )
+
+
+def _with_prompt_cache(model: Model, tried: _Tried, limits: Limits) -> tuple[_Tried, str]:
+    asked, reason = with_prompt_cache(model, tried.asked, tried.choice, limits)
+    priced = price(model, decide(model, asked, tried.choice))
+    return _Tried(asked=asked, choice=tried.choice, priced=priced), reason
 
 
 def _may_grow(model: Model, asked: AskedSettings) -> bool:

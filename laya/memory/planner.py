@@ -17,7 +17,7 @@ from laya.memory.load import Load, padded
 from laya.memory.placement import CPU
 from laya.memory.shape import ModelShape
 from laya.memory.terms import terms_by_device
-from laya.types import AskedSettings, PlannedSettings
+from laya.types import MIB, AskedSettings, PlannedSettings
 
 MAX_NUM_SEQS = 256  # llama.cpp's own limit
 DRAFT_TOKENS = 3  # llama.cpp's speculative.draft.n_max: what recurrent state must be able to go back
@@ -70,6 +70,8 @@ def decide(model: Model, asked: AskedSettings, choice: Choice) -> PlannedSetting
         mmap=asked.mmap,
         gpu_layers=_asked_gpu_layers(model, asked),
         experts_on_cpu=asked.experts_on_cpu or 0,
+        # What is embedded or ranked is never continued, so old prompts of it are of no use.
+        prompt_cache_bytes=(asked.prompt_cache_bytes or 0) // MIB * MIB if asked.task == "chat" else 0,
     )
 
 
@@ -92,9 +94,9 @@ def auto_pool_tokens(model: Model, asked: AskedSettings, choice: Choice) -> int 
     return choice.max_seq_len + chats + model.engine.n_batch
 
 
-def price(model: Model, settings: PlannedSettings) -> dict[str, dict[str, int]]:
-    """Device -> term -> bytes. What was learned of such engines is a term of RAM, so that no choice leaves it out."""
-    load = Load(
+def load_of(model: Model, settings: PlannedSettings) -> Load:
+    """What every term is computed from."""
+    return Load(
         facts=model.facts,
         settings=settings,
         engine=model.engine,
@@ -102,8 +104,13 @@ def price(model: Model, settings: PlannedSettings) -> dict[str, dict[str, int]]:
         projector_bytes=model.projector_bytes,
         gpu_free_bytes=model.gpu_free_bytes,
         n_rollback=DRAFT_TOKENS if model.draft is not None else 0,
+        prompt_cache_bytes=settings.prompt_cache_bytes,
     )
-    devices = terms_by_device(load)
+
+
+def price(model: Model, settings: PlannedSettings) -> dict[str, dict[str, int]]:
+    """Device -> term -> bytes. What was learned of such engines is a term of RAM, so that no choice leaves it out."""
+    devices = terms_by_device(load_of(model, settings))
     learned_bytes = model.correction.bytes_of(sum(devices[CPU].values()))
     return devices if not learned_bytes else devices | {CPU: devices[CPU] | {TERM: learned_bytes}}
 

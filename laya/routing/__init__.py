@@ -3,8 +3,8 @@
 (The expert router, which picks experts inside a Mixture-of-Experts model, is another thing.)
 """
 
-from laya.routing.feature_twin import MOST_PREFIX_BYTES
 from laya.routing.explain import Candidate, Explanation
+from laya.routing.feature_twin import MOST_PREFIX_BYTES
 from laya.routing.router import RequestRouter
 from laya.routing.table import NATIVE, NO_ENDPOINT, UNKNOWN_MODEL, WHY_NOT_NATIVE, RouteTable, prefix_blocks
 

@@ -1,4 +1,4 @@
-"""A prompt's beginning finds the engine that has it: the same hashes on both ways of a request, and none for nothing."""
+"""A prompt's beginning finds the engine that has it: the same hashes on both ways of a request."""
 
 from __future__ import annotations
 
