@@ -130,6 +130,43 @@ void test_lane_takes_only_what_an_endpoint_takes_as_it_is() {
     require(!lane.take(request_with(body), 65536, other), "a closed endpoint takes nothing");
 }
 
+std::string request_without_session(const std::string& body) {
+    return "POST /v1/chat/completions HTTP/1.1\r\ncontent-length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+}
+
+void test_lane_sends_a_conversation_where_its_turn_before_went() {
+    laya::RouteTable table(8, 1 << 16, 8192);
+    table.publish({{{"m"}, {0, 1}}, {{"alone"}, {2}}});
+    laya::PlainLane lane(table);
+    for (std::uint32_t endpoint = 0; endpoint < 3; ++endpoint) {
+        table.set_eligible(endpoint, true);
+        lane.open(endpoint, {true, endpoint == 2 ? "alone" : "m", "HEAD", 100, 100000});
+    }
+    std::string messages[4];
+    std::uint32_t homes[4] = {};
+    for (int turn = 0; turn < 6; ++turn) {
+        for (int number = 0; number < 4; ++number) {
+            messages[number] += std::string(turn == 0 ? "[" : ", ") + R"({"role":"user","content":"turn )" +
+                                std::to_string(turn) + " of " + std::to_string(number) + "\"}";
+            laya::PlainTaken taken;
+            const std::string end = turn % 2 == 0 ? "]" : " \n ]";
+            require(lane.take(request_without_session(R"({"model":"m","messages":)" + messages[number] + end + "}"), 65536,
+                              taken),
+                    "a plain request is taken");
+            table.settle(taken.endpoint, 1, taken.routed_tokens);
+            require(turn == 0 || homes[number] == taken.endpoint, "a next turn follows the one before");
+            homes[number] = taken.endpoint;
+        }
+    }
+    require(homes[0] != homes[1] && homes[2] != homes[3], "new conversations are spread");
+    laya::PlainTaken taken;
+    require(lane.take(request_without_session(R"({"model":"alone","messages":)" + messages[0] + "]}"), 65536, taken),
+            "a plain request is taken");
+    laya::PrefixBlocks blocks;
+    const std::size_t n_blocks = laya::hash_prefix(messages[0], blocks);
+    require(n_blocks > 0 && table.homes("alone", 0, {blocks.data(), n_blocks}).prefix < 0, "nothing is kept for one engine");
+}
+
 const std::string EVENT = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"usage\":null}\n\n";
 
 std::string chunk_of(const std::string& data) {
@@ -196,6 +233,7 @@ int main() {
     test_plain_messages_are_recognised();
     test_nothing_is_read_outside_of_a_message();
     test_lane_takes_only_what_an_endpoint_takes_as_it_is();
+    test_lane_sends_a_conversation_where_its_turn_before_went();
     test_chunks_are_cut_within_their_bytes();
     test_pump_relays_and_gives_back();
     std::puts("plain messages: ok");
