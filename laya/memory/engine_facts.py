@@ -29,6 +29,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     thread_bytes: int  # per compute thread
     n_batch: int  # tokens computed at once in chat: what a cancelled prefill still finishes
     projector_factor: float  # a projector's file and its compute buffer, over the file
+    makes_room_first: bool  # in its prompt cache, so that the limit holds; else it looks after a sequence was saved
 
 
 _AVX2 = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})
@@ -50,9 +51,11 @@ XLLAMACPP = EngineFacts(
     thread_bytes=160 * KIB,
     n_batch=128,
     projector_factor=1.4,
+    makes_room_first=True,
 )
-# A llama-server of the user's own, or another CPU family: every repack that exists anywhere is counted.
-LLAMA_SERVER = msgspec.structs.replace(XLLAMACPP, name="llama-server", repack_types=_ANY_CPU)
+# A llama-server of the user's own, or another CPU family: every repack that exists anywhere is counted, and builds
+# before 2026 keep to the prompt cache's limit only after they passed it.
+LLAMA_SERVER = msgspec.structs.replace(XLLAMACPP, name="llama-server", repack_types=_ANY_CPU, makes_room_first=False)
 
 
 def built_in_engine() -> EngineFacts:

@@ -13,7 +13,7 @@ import msgspec
 
 from laya.memory import graph
 from laya.memory.buffers import compute, grammar, model_overhead, output, overhead
-from laya.memory.caches import draft_layers_kv, kv_by_layer, state_by_layer
+from laya.memory.caches import draft_layers_kv, kv_by_layer, sequence_bytes, state_by_layer
 from laya.memory.load import Load
 from laya.memory.placement import CPU, group_device
 from laya.memory.weights import INPUT_LAYER
@@ -87,11 +87,10 @@ def checkpoints(load: Load) -> int:
 
 
 def prompt_cache(load: Load) -> int:
-    """What was asked, and one sequence more: the limit is looked at after a sequence was saved."""
-    if not load.prompt_cache_bytes:
-        return 0
-    one_sequence = (sum(kv_by_layer(load)) + sum(state_by_layer(load))) // load.n_streams
-    return load.prompt_cache_bytes + one_sequence
+    """What was asked; and one sequence more where the engine looks at its limit after it saved one."""
+    if not load.prompt_cache_bytes or load.engine.makes_room_first:
+        return load.prompt_cache_bytes
+    return load.prompt_cache_bytes + sequence_bytes(load)
 
 
 def draft(load: Load) -> ByDevice:
@@ -134,7 +133,7 @@ TERMS = (
     Term("grammar", CPU, "tables for answers held to a schema or grammar, made at the first one", on_cpu(grammar)),
     Term("overhead", CPU, "process, vocabulary, graph, cells, sequences, threads", on_cpu(overhead)),
     Term("gpu_process", "gpu", "context and libraries of the process on each GPU", gpu_process),
-    Term("prompt_cache", CPU, "the engine's cache of old prompts, and one sequence over", on_cpu(prompt_cache)),
+    Term("prompt_cache", CPU, "copies of conversations that wait, as much as was asked", on_cpu(prompt_cache)),
     Term("checkpoints", CPU, "checkpoints x (windows + states) of all sequences", on_cpu(checkpoints)),
     Term("draft", "by layer", "the draft model: all of the above but the process", draft),
     Term("projector", "by layer", "1.4 x the projector's file, where the output lies", projector),
