@@ -19,6 +19,9 @@ from laya.cli.output import OUTPUT_ERRORS, drop_stdout, prepare_streams, shown
 from laya.cli.verbs import app_for
 from laya.errors import LayaError
 
+_SERVES = ("serve", "run")
+_ASKS_FOR_HELP = {"-h", "--help"}
+
 
 def app(*, args: list[str] | None, standalone_mode: bool) -> object:
     """Parse and run."""
@@ -33,6 +36,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _run(argv: list[str] | None) -> int:
     try:
+        _check_room(sys.argv[1:] if argv is None else argv)
         code = app(args=argv, standalone_mode=False)
         sys.stdout.flush()  # a disk that is full says so here, not after the exit code is settled
     except LayaError as error:
@@ -49,6 +53,14 @@ def _run(argv: list[str] | None) -> int:
     except Exception as error:
         return _unforeseen(error)
     return code if isinstance(code, int) else 0
+
+
+def _check_room(words: list[str]) -> None:
+    """Refuse to serve where the server alone would be killed, before its modules are read into memory."""
+    if words and words[0] in _SERVES and not _ASKS_FOR_HELP & set(words):
+        from laya.memory import Machine  # other verbs start without it
+
+        Machine().check_gateway()
 
 
 def _help_of(error: typer.TyperException, argv: list[str] | None) -> str:

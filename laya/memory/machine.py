@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from laya.config import parse_budget
+from laya.errors import InsufficientMemory
 from laya.memory.cgroup import CgroupLimit, cpu_quota, memory_limits
 from laya.memory.sizes import size_text
 from laya.types import KIB, MIB
@@ -21,6 +22,9 @@ from laya.types import KIB, MIB
 MAX_SHARE = 0.95
 # Kept for the gateway: it held 44 MiB of its own at its first plan, 50 MiB after a load (one model, CPython 3.11).
 GATEWAY_BYTES = 64 * MIB
+# With so much free the smallest model of the catalogue is served (a test plans and loads it).
+LEAST_BYTES = 384 * MIB
+LEAST_COMMAND = "laya serve smollm2 --max-num-seqs 1 --max-seq-len 512"
 CORES_ALL_USED = 2  # up to so many, none is left free: half of the speed would be too high a price
 
 
@@ -85,9 +89,14 @@ class Machine:
 
     def available_bytes(self) -> int:
         """What can be had now without swapping: the kernel's figure, or what the tightest group leaves."""
-        group = self.tightest_cgroup()
-        available = self.memory().available_bytes
-        return available if group is None else min(available, group.available_bytes)
+        return self._available()[0]
+
+    def _available(self) -> tuple[int, str]:
+        """The same, and what bounds it."""
+        group, available = self.tightest_cgroup(), self.memory().available_bytes
+        if group is not None and group.available_bytes < available:
+            return group.available_bytes, f"cgroup {group.path}"
+        return available, "memory available"
 
     def budget(self, asked: str | int | None = None, own_bytes: int = 0) -> Budget:
         """What all engines together may hold, as of now.
@@ -97,23 +106,38 @@ class Machine:
         available already. Of `GATEWAY_BYTES` what this process does not hold yet is taken off, so that a command plans
         with what the gateway will have. Raises ConfigError for an amount that cannot be read.
         """
-        memory, group = self.memory(), self.tightest_cgroup()
-        usable, limit, whole = memory.available_bytes, "memory available", memory.total_bytes
+        whole, group = self.memory().total_bytes, self.tightest_cgroup()
         if group is not None and group.limit_bytes < whole:
             whole = group.limit_bytes
-        if group is not None and group.available_bytes < usable:
-            usable, limit = group.available_bytes, f"cgroup {group.path}"
+        usable, limit = self._available()
         usable = max(0, usable + own_bytes - self._gateway_due_bytes())
         return budget_within(usable, limit, whole, asked)
 
+    def check_gateway(self) -> None:
+        """Raise InsufficientMemory where not even the gateway can have what it needs, however small the model."""
+        available, limit = self._available()
+        if available >= self._gateway_due_bytes():
+            return
+        available += self._held_bytes()  # that is the gateway's already
+        raise InsufficientMemory(
+            f"`laya serve` needs {size_text(GATEWAY_BYTES)} for itself, beside any model; {size_text(available)} may "
+            f"be used ({limit}). With {size_text(LEAST_BYTES)} free the smallest model is served: `{LEAST_COMMAND}`.",
+            need_bytes=GATEWAY_BYTES,
+            available_bytes=available,
+            limit=limit,
+            suggestions=[f"--memory {LEAST_BYTES // MIB}MiB"],
+        )
+
     def _gateway_due_bytes(self) -> int:
         """What the gateway will hold beyond what this process, it or a command before it, holds already."""
-        held = re.search(r"^RssAnon:\s+(\d+) kB$", self._text("proc/self/status"), re.MULTILINE)
-        if held is None:
-            return 0
-        held_bytes = int(held[1]) * KIB
+        held_bytes = self._held_bytes()
         kernel_bytes = held_bytes // 20  # page tables and stacks of it, at most: a group's use has them, RssAnon not
-        return max(0, GATEWAY_BYTES - held_bytes - kernel_bytes)
+        return max(0, GATEWAY_BYTES - held_bytes - kernel_bytes) if held_bytes else 0
+
+    def _held_bytes(self) -> int:
+        """Anonymous memory of this process; 0 where the kernel does not say."""
+        held = re.search(r"^RssAnon:\s+(\d+) kB$", self._text("proc/self/status"), re.MULTILINE)
+        return int(held[1]) * KIB if held is not None else 0
 
     def cores(self) -> int:
         """Cores that engines may compute on: allowed by affinity and, rounded down, by the CPU quota; at least 1.

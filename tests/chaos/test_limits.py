@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from laya.memory.machine import LEAST_BYTES, LEAST_COMMAND
 from laya.types import GIB, MIB
-from tests.conftest import ROOT, RunningServer
+from tests.conftest import PROGRAM, ROOT, RunningServer
 
 from .conftest import Group, chat, measured_mib
 
@@ -105,4 +106,29 @@ def test_folder_of_long_files_is_summarized_to_the_end(
     server.stop()
     print(f"  the group held {group.peak_bytes / MIB:.0f} of 1024 MiB at most, {group.kills()} killed")
     assert f"{N_FILES} files in" in done.stdout
+    assert group.kills() == 0
+
+
+def test_group_that_is_too_small_for_a_server_is_refused_in_a_sentence(
+    make_limited: MakeLimited, tmp_path: Path
+) -> None:
+    for verb in (("serve", "smollm2"), ("run", "smollm2")):
+        group = make_limited(40 * MIB)
+        environment = os.environ | {"LAYA_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+        command = group.program(*PROGRAM, *verb)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        print(
+            f"\n{verb[0]} in 40 MiB, exit code {done.returncode}, at most {group.peak_bytes / MIB:.0f}: {done.stderr}"
+        )
+        assert done.returncode == 3
+        assert "needs 64 MiB for itself" in done.stderr and group.folder.name in done.stderr
+        assert group.kills() == 0
+
+
+def test_least_group_that_the_refusal_names_serves_the_smallest_model(make_limited: MakeLimited, serve: Serve) -> None:
+    group = make_limited(LEAST_BYTES)
+    server = serve(*LEAST_COMMAND.split()[2:], group=group)
+    assert chat(server, "smollm2").status_code == 200
+    server.stop()
+    print(f"\n{LEAST_COMMAND} in {LEAST_BYTES / MIB:.0f} MiB: the group held {group.peak_bytes / MIB:.0f} MiB at most")
     assert group.kills() == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from laya.errors import ConfigError
+from laya.errors import ConfigError, InsufficientMemory
 from laya.memory.cgroup import cpu_quota, memory_limits, mounts
 from laya.memory.machine import Machine
 from laya.types import GIB, KIB, MIB
@@ -74,6 +74,14 @@ total_shmem {shmem}
 """
 
 
+def in_group(root: Path, limit: int, held: int) -> Machine:
+    """A process that holds so much, alone in a group with this limit."""
+    stat = V1_STAT.format(anon=held, file=0, limit=limit, shmem=0)
+    kernel = {"memory.limit_in_bytes": str(limit), "memory.kmem.usage_in_bytes": str(held // 20)}
+    machine = v1(root, "/small", {"/small": kernel | {"memory.stat": stat}})
+    return tree(machine.root, {"proc/self/status": f"Name:\tlaya\nRssAnon:\t   {held // KIB} kB\n"})
+
+
 def test_budget_is_80_percent_of_what_is_available(tmp_path: Path) -> None:
     machine = tree(tmp_path, {"proc/meminfo": MEMINFO})
     budget = machine.budget()
@@ -99,15 +107,22 @@ def test_a_command_plans_with_what_the_gateway_will_have(tmp_path: Path) -> None
     """The same group of 290 MiB, seen by `laya plan` (27 MiB), a new gateway (44 MiB) and a later one."""
     budgets = []
     for held in (27 * MIB, 44 * MIB, 60 * MIB):
-        group = {
-            "memory.limit_in_bytes": str(290 * MIB),
-            "memory.stat": V1_STAT.format(anon=held, file=0, limit=290 * MIB, shmem=0),
-            "memory.kmem.usage_in_bytes": str(held // 20),
-        }
-        machine = v1(tmp_path / str(held), "/small", {"/small": group})
-        tree(machine.root, {"proc/self/status": f"Name:\tlaya\nRssAnon:\t   {held // KIB} kB\n"})
-        budgets.append(machine.budget().bytes)
+        budgets.append(in_group(tmp_path / str(held), 290 * MIB, held).budget().bytes)
     assert budgets == [int(0.8 * (290 - 64) * MIB)] * 3
+
+
+def test_group_too_small_for_the_gateway_is_refused_before_it_is_imported(tmp_path: Path) -> None:
+    with pytest.raises(InsufficientMemory) as caught:
+        in_group(tmp_path / "40", 40 * MIB, 18 * MIB).check_gateway()
+    error = caught.value
+    assert error.exit_code == 3
+    assert "needs 64 MiB for itself, beside any model; 39 MiB may be used (cgroup /small)" in error.message
+    assert error.details["need_bytes"] == 64 * MIB
+    assert error.details["available_bytes"] == 40 * MIB - 18 * MIB // 20
+    assert error.details["limit"] == "cgroup /small"
+    assert "384 MiB" in error.message and "laya serve smollm2" in error.message
+    in_group(tmp_path / "65", 65 * MIB, 18 * MIB).check_gateway()
+    in_group(tmp_path / "later", 65 * MIB, 62 * MIB).check_gateway()  # a gateway that is there already
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import typer
 from laya.cli.plan import plan
 from laya.errors import LayaError
 from laya.memory import Machine
+from laya.memory.machine import LEAST_BYTES, LEAST_COMMAND
+from laya.types import MIB
 
 MOE = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 4096, "head_dim": 128,
@@ -147,3 +149,8 @@ def test_what_is_said_of_several_loaded_models_is_said_of_either(laya_plan: Any,
     assert code == 0
     assert "where one other model is loaded:" in text
     assert "asked for m2  ->  beside m1 or m3" in text
+
+
+def test_least_that_a_server_names_is_a_plan_that_fits(laya_plan: Any) -> None:
+    words = LEAST_COMMAND.removeprefix("laya serve ").split()
+    assert laya_plan(*words, "--memory", f"{LEAST_BYTES // MIB}MiB")[0] == 0
