@@ -52,8 +52,8 @@ ForVllm = Annotated[bool, typer.Option("--vllm", help="As vLLM would run it, on 
 # Parameters that are settings: their flags are read by the same code as those of `laya serve`.
 SETTINGS = frozenset(
     (
-        "max_seq_len", "max_num_seqs", "kv_cache_dtype", "kv_pool_tokens", "prompt_cache", "task", "n_threads", "mmproj",
-        "draft", "max_model_len", "ctx_size", "parallel", "cache_type_k", "cache_type_v",
+        "max_seq_len", "max_num_seqs", "kv_cache_dtype", "kv_pool_tokens", "prompt_cache", "task", "n_threads",
+        "mmproj", "draft", "max_model_len", "ctx_size", "parallel", "cache_type_k", "cache_type_v",
     )
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from rich.console import Console
 
 import laya
 from laya.cli.client import DEFAULT_URL
+from laya.cli.output import shown
 from laya.config import ApiKey, Config, ModelConfig, load_config, parse_engine_flags, with_settings
 from laya.config.hosts import is_loopback
 from laya.config.keys import hash_key, new_key
@@ -116,6 +117,10 @@ def _named(config: Config, name: str) -> tuple[str, Config]:
     """
     known = config.for_model(name).id
     if known in config.models:
+        try:
+            resolve(config.for_model(known).source or known, models_dir=Path(config.models_dir), home=home_path())
+        except LayaError as error:  # other models are served without it, but this one was asked for
+            raise ConfigError(f"models.{known}: {error.message}", param="models") from error
         return known, config
     file = resolve(name, models_dir=Path(config.models_dir), home=home_path())
     if not Path(name).exists():
@@ -185,8 +190,7 @@ def _say_ready(
     console: Console, gateway: Gateway, sock: socket.socket, lan_key: str | None, preload: list[str]
 ) -> None:
     host, port = sock.getsockname()[:2]
-    shown = _lan_address() if host in ("0.0.0.0", "::") else host
-    url = _url(shown, port)
+    url = _url(_lan_address() if host in ("0.0.0.0", "::") else host, port)
     model = preload[0] if preload else next((e.model_id for e in gateway.fleet.endpoints.values()), None)
     key = lan_key or ("one of server.api_keys" if gateway.config.server.api_keys else "none needed on this machine")
     console.print(f"\n [bold green]Laya {laya.__version__} is ready[/]   {url}")
@@ -196,6 +200,8 @@ def _say_ready(
         console.print(
             f" From a container    OPENAI_BASE_URL=http://host.docker.internal:{port}/v1 OPENAI_API_KEY={lan_key}"
         )
+    for failed, fault in gateway.fleet.roster.entries.faults.items():
+        console.print(f" [bold red]not served[/]         models.{shown(failed)}: {shown(fault.message)}")
     if model is None:
         console.print(" No model is here yet: `laya pull smollm2` gets the default one, and it can be used at once.")
     if paste := _to_paste(host, port, lan_key, has_keys=bool(gateway.config.server.api_keys)):

@@ -170,17 +170,18 @@ class Desk:
 
 
 def _doing(group: tuple[Endpoint, ...], now_s: float) -> dict[str, Any]:
-    """What the endpoints of one model work on."""
+    """What the endpoints of one model work on; a model that is not served has none."""
     live = [exchange for endpoint in group for exchange in endpoint.live]
     waiting = [exchange for endpoint in group for exchange in endpoint.queue]
-    last_used_s = max(endpoint.last_used_s for endpoint in group)
+    used_s = [endpoint.last_used_s for endpoint in group]
+    settings = group[0].settings if group else None
     return {
         "requests": [exchange.as_state(now_s) for exchange in (*live, *waiting)],
         "queued": len(waiting),
         "running": len(live),
-        "pinned": group[0].settings.pinned,
-        "ttl_s": group[0].settings.ttl_s,
-        "idle_s": None if live or waiting else round(now_s - last_used_s, 1),
+        "pinned": settings is not None and settings.pinned,
+        "ttl_s": settings.ttl_s if settings is not None else None,
+        "idle_s": None if live or waiting or not used_s else round(now_s - max(used_s), 1),
     }
 
 

@@ -7,13 +7,13 @@ for, and given up as soon as a model comes that is called so. Knows no endpoint,
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from laya.config import Config
-from laya.errors import ConfigError, LayaError, ModelNotFound, ModelNotPulled
+from laya.errors import ConfigError, ModelNotFound, ModelNotPulled
+from laya.gateway.entries import Entries
 from laya.models import available, resolve
 from laya.types import ModelFile
 
@@ -27,6 +27,7 @@ class Roster:
 
     def __init__(self, config: Config, home: Path) -> None:
         self.files: dict[str, ModelFile] = {}
+        self.entries = Entries(config, home)
         self._config = config
         self._home = home
         self._models_dir = Path(config.models_dir)
@@ -60,7 +61,7 @@ class Roster:
         return file, losers
 
     def _is_free(self, name: str) -> bool:
-        return name not in self._id_of or name in self._learned
+        return name not in self.entries.faults and (name not in self._id_of or name in self._learned)
 
     def learn(self, model_id: str, name: str) -> bool:
         """The model was found by a name of another case; gives whether that is new. Raises ModelNotFound when it has
@@ -81,21 +82,13 @@ class Roster:
         del self.files[model_id]
 
     # files
-    def configured(self) -> Iterator[ModelFile]:
-        """The model of each entry under `models`. Raises ConfigError that names the entry whose file is not there."""
-        for model_id in self._config.models:
-            settings = self._config.for_model(model_id)
-            try:
-                file = resolve(settings.source or model_id, models_dir=self._models_dir, home=self._home)
-            except LayaError as error:
-                raise ConfigError(f"models.{model_id}: {error.message}") from error
-            yield msgspec.structs.replace(file, id=model_id, aliases=(*settings.aliases, file.id, *file.aliases))
-
     def look_up(self, name: str) -> ModelFile:
         """The file that a name means, from the disk; a name that was missed is not looked up again for a while.
 
-        Raises: ModelNotFound, and what the models room says of a file that is there but broken.
+        Raises: ModelNotFound, what is wrong with the entry of the config that is called so, and what the models room
+        says of a file that is there but broken.
         """
+        self.entries.check(name)
         now_s = time.monotonic()
         if self._misses.get(name, 0.0) > now_s - RESCAN_EVERY_S or len(self._misses) > _MISSES_LIMIT:
             self._misses = {missed: at_s for missed, at_s in self._misses.items() if at_s > now_s - RESCAN_EVERY_S}

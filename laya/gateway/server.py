@@ -184,6 +184,14 @@ class Gateway:
         self.dispatcher.crash_error = self.guarding.crash_error
         self.desk = Desk(self.fleet, self.stats, self.events)
 
+    def check_entries(self) -> dict[str, LayaError]:
+        """Models of the config that are not served, each an event. Raises ConfigError where there is no other one."""
+        entries = self.fleet.roster.entries
+        entries.check_any(len(self.fleet.endpoints))
+        for model_id, fault in entries.faults.items():
+            self.events.add("model_failed", f"models.{model_id} is not served: {fault.message}", model=model_id)
+        return dict(entries.faults)
+
     def protocol(self) -> type[LayaProtocol]:
         """The connection class of this server."""
         server = self.config.server
@@ -223,11 +231,13 @@ def run(
     on_loaded: Callable[[Gateway, Endpoint], None],
     on_ready: Callable[[Gateway], None],
 ) -> int:
-    """Serve until a signal; gives the exit code. Raises what refused a model of `preload`."""
+    """Serve until a signal; gives the exit code. Raises what refused a model of `preload`, ConfigError where no model
+    can be served."""
     allow_connections()
     gateway = Gateway(config, home=home)
     gateway.fleet.scan()
-    wanted = [gateway.fleet.find(name) for name in preload]
+    faults = gateway.check_entries()
+    wanted = [gateway.fleet.find(name) for name in preload if name not in faults]
     failure: list[LayaError] = []
 
     async def load_all() -> None:

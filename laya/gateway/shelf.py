@@ -42,7 +42,7 @@ class Shelf:
     def scan(self) -> None:
         """Register every model of the config, the store and models_dir."""
         self.roster.is_scan_due()
-        for file in self.roster.configured():
+        for file in self.roster.entries.found():
             self.register(file, self.config.for_model(file.id))
         self._update(self.roster.on_disk())
 
@@ -52,10 +52,16 @@ class Shelf:
             self._update(await asyncio.to_thread(self.roster.on_disk))
 
     def _update(self, found: list[ModelFile]) -> None:
+        self._mend()
         gone, new = self.roster.compare(found)
         for model_id in gone:
             self._drop(model_id)
         for file in new:
+            self.register(file, self.config.for_model(file.id))
+
+    def _mend(self) -> None:
+        """Register models of the config whose file has come after all."""
+        for file in self.roster.entries.mended():
             self.register(file, self.config.for_model(file.id))
 
     def _drop(self, model_id: str) -> None:
@@ -110,8 +116,8 @@ class Shelf:
         return self._replicas.get(endpoint.model_id, (endpoint,))
 
     def replicas_of(self, model_id: str) -> tuple[Endpoint, ...]:
-        """The endpoints of a model that is here."""
-        return self._replicas[model_id]
+        """The endpoints of a model; none of one whose entry in the config is wrong."""
+        return self._replicas.get(model_id, ())
 
     def groups(self) -> list[tuple[Endpoint, ...]]:
         """The endpoints of each model."""
@@ -133,6 +139,9 @@ class Shelf:
         Raises: ModelNotFound, and what the models room says of a file that is there but broken.
         """
         model_id = self.roster.id_of(name)
+        if model_id is None:
+            self._mend()
+            model_id = self.roster.id_of(name)
         if model_id is None:
             file = self.roster.look_up(name)
             model_id = self.roster.id_of_file(file)

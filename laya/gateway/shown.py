@@ -28,15 +28,18 @@ class Shown(Shelf):
         self.plans: dict[str, Plan] = {}  # by the names of engines
 
     def statuses(self) -> list[ModelStatus]:
-        """Every model: the state of its engines with their plans."""
+        """Every model: the state of its engines with their plans; what is wrong with entries that are not served."""
         engines: dict[str, list[ModelStatus]] = {}
         for status in self.supervisor.status():
             endpoint = self._by_name.get(status.id)
             if endpoint is not None:
                 plan = self.plans.get(status.id) if status.state not in ("unloaded", "failed") else None
                 shown = msgspec.structs.replace(status, plan=plan)
+                if endpoint.stuck is not None:
+                    shown = msgspec.structs.replace(shown, state="degraded", error=endpoint.stuck)
                 engines.setdefault(endpoint.model_id, []).append(shown)
-        return [standing(model_id, statuses) for model_id, statuses in engines.items()]
+        served = [standing(model_id, statuses) for model_id, statuses in engines.items()]
+        return served + self.roster.entries.statuses()
 
     def kv_tokens(self) -> dict[str, tuple[int, int]]:
         """Model -> (tokens promised to live requests, tokens that can be held)."""

@@ -344,6 +344,37 @@ def test_settings_reach_the_engine_from_the_config_file(start_server: Callable[.
     assert server.stop() == 0
 
 
+def test_entry_whose_file_is_missing_costs_that_model_alone(
+    start_server: Callable[..., Any], laya_home: Path, smollm2_path: Path, tmp_path: Path
+) -> None:
+    late = tmp_path / "late.gguf"
+    small = {"max_seq_len": 512, "max_num_seqs": 1, "n_threads": 1}
+    models = {"late": {"source": str(late), "preload": True} | small, MODEL: {"preload": True} | small}
+    config = json.dumps({"version": 1, "models": models})
+    server = start_server(config=config)
+    assert any("not served" in line and "models.late" in line and "late.gguf" in line for line in server.said)
+    states = {model["id"]: model for model in get(server, "/admin/state").json()["models"]}
+    assert states[MODEL]["state"] == "ready"
+    assert states["late"]["state"] == "failed" and "late.gguf" in states["late"]["error"]
+    assert [event["kind"] for event in get(server, "/admin/events").json()["events"]] == ["model_failed"]
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    with pytest.raises(openai.UnprocessableEntityError, match=r"late\.gguf"):
+        client.chat.completions.create(model="late", messages=messages, max_tokens=1)
+    late.symlink_to(smollm2_path)
+    until(lambda: "late" in {model["id"] for model in get(server, "/v1/models").json()["data"]})
+    client.chat.completions.create(model="late", messages=messages, max_tokens=1)
+    assert server.stop() == 0
+    late.unlink()
+    (tmp_path / "config.yaml").write_text(config)
+    for words in (("serve", "late"), ("config", "check")):  # asked for by name, or to be checked
+        ended = laya(laya_home, tmp_path, *words)
+        assert ended.returncode == 2 and "models.late" in ended.stderr, ended.stderr
+    (tmp_path / "config.yaml").write_text(json.dumps({"version": 1, "models": {"late": {"source": str(late)}}}))
+    ended = laya(tmp_path / "empty", tmp_path, "serve")
+    assert ended.returncode == 2 and "models.late" in ended.stderr, ended.stderr
+
+
 def test_model_named_twice_or_by_its_file_is_one_model(
     start_server: Callable[..., Any], laya_home: Path, smollm2_path: Path, tmp_path: Path
 ) -> None:
