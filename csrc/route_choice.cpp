@@ -130,6 +130,13 @@ RouteTable::Pick RouteTable::pick(const Asked& asked, std::int32_t session_home)
 
 // Near its session or its prompt's beginning, as far as load allows; else where the least is reserved.
 RouteTable::Pick RouteTable::pick_near(const Asked& asked, std::int32_t session_home) noexcept {
+    const bool is_home_known = session_home >= 0 && is_member(asked.endpoints, asked.n, session_home);
+    const std::uint64_t home_rank = is_home_known ? rank(session_home, asked) : INELIGIBLE;
+    // With room and no more than a window of tokens it is within the window of any other: nobody else need be looked at.
+    if (home_rank < FULL &&
+        tokens_of(home_rank) <= endpoints_[session_home].window_tokens.load(std::memory_order_relaxed)) {
+        return {session_home};
+    }
     const bool is_few = asked.n <= MOST_SCANNED;
     Survey survey;
     if (is_few) {
@@ -143,8 +150,7 @@ RouteTable::Pick RouteTable::pick_near(const Asked& asked, std::int32_t session_
         return picked;
     }
     bool is_released = false;
-    if (session_home >= 0 && is_member(asked.endpoints, asked.n, session_home)) {
-        const std::uint64_t home_rank = rank(session_home, asked);
+    if (is_home_known) {
         if (home_rank == INELIGIBLE) {
             picked.is_home_kept = false;
         } else if (is_within_window(session_home, home_rank, survey)) {
