@@ -24,7 +24,10 @@ from laya.engines.settings import EngineSettings
 from laya.errors import EngineFailed
 from laya.types import MIB, EngineAddress, Plan, PlannedSettings
 
-GENERATED_TOKENS = 32
+# Of each answer after its first token: until caches hold what a step reads, one to see what a request takes by itself,
+# and those that are timed. Together no more than the shortest context has left.
+WARM_TOKENS, LONE_TOKENS, TIMED_TOKENS = 16, 1, 64
+GENERATED_TOKENS = 1 + WARM_TOKENS + LONE_TOKENS + TIMED_TOKENS
 SHORT_PROMPT_TOKENS = 96  # of each sequence when all are at work
 ATTEMPTS = 5
 VERBOSITY = 4  # at which llama.cpp says what it allocated
@@ -44,7 +47,7 @@ class Speed(msgspec.Struct, kw_only=True):
     prompt_tokens: int  # of the deep request; what it reached is these and the generated ones
     first_token_s: float  # from the deep request to its first token
     prefill_tokens_per_s: float
-    decode_tokens_per_s: float  # one sequence, its last tokens
+    decode_tokens_per_s: float  # one sequence, its last tokens; without what a request takes by itself
     short_tokens: int  # kept by each of all sequences, on average, while all were at work
     decode_all_tokens_per_s: float  # all sequences together
     wall_first_token_s: float
@@ -168,14 +171,13 @@ class _Load:
         other_share = others.share()
         numbers = range(settings.max_num_seqs)
         await asyncio.gather(*(self._answer_to_schema(number) for number in numbers))
-        n_decoded = GENERATED_TOKENS - 1  # the first token of an answer comes with its prompt
         self.speed = Speed(
             prompt_tokens=n_deep,
             first_token_s=round(deep.first_s, 4),
             prefill_tokens_per_s=round(n_deep / deep.first_s, 1),
-            decode_tokens_per_s=round(n_decoded / deep.rest_s, 2),
-            short_tokens=n_short + GENERATED_TOKENS // 2,
-            decode_all_tokens_per_s=round(n_decoded * settings.max_num_seqs / short.rest_s, 2),
+            decode_tokens_per_s=round(1 / deep.step_s, 2),
+            short_tokens=n_short + GENERATED_TOKENS - TIMED_TOKENS // 2,
+            decode_all_tokens_per_s=round(settings.max_num_seqs / short.step_s, 2),
             wall_first_token_s=round(deep.wall_first_s, 4),
             other_cpu_share=other_share,
         )
@@ -200,34 +202,38 @@ class _Load:
         raise EngineFailed(f"{n_seqs} sequences were not seen at work at once in {ATTEMPTS} attempts.")
 
     async def _generate(self, numbers: Sequence[int], n_tokens: int) -> _Generated:
-        """A prompt in each slot to its first token, then its continuation: between them the engine idles.
+        """A prompt in each slot to its first token, then its continuations: between them the engine idles.
 
-        So the clock is read when nothing runs, whenever this process gets to it.
+        So the clock is read when nothing runs, whenever this process gets to it. What a request takes by itself, such
+        as reading its prompt or computing it again where a model's window is longer, is in both continuations that are
+        compared.
         """
         prompts = [_tokens(number, n_tokens) for number in numbers]
-        asked_s, start_s = time.perf_counter(), self.clock.now_s()
-        firsts = await asyncio.gather(*(self._complete(slot, each, 1) for slot, each in enumerate(prompts)))
-        wall_first_s, first_s = time.perf_counter() - asked_s, self.clock.now_s()
+        wall_s = time.perf_counter()
+        first_s, prompts = await self._ask(prompts, 1, goes_on=False)
+        wall_first_s = time.perf_counter() - wall_s
+        _, prompts = await self._ask(prompts, WARM_TOKENS)
+        lone_s, prompts = await self._ask(prompts, LONE_TOKENS)
         watch = asyncio.create_task(self._until_at_work(len(prompts)))
-        longer = [prompt + first["tokens"] for prompt, first in zip(prompts, firsts, strict=True)]
-        rests = await asyncio.gather(
-            *(self._complete(slot, each, GENERATED_TOKENS - 1) for slot, each in enumerate(longer))
-        )
-        end_s = self.clock.now_s()
-        for first, rest in zip(firsts, rests, strict=True):
-            _same("tokens of the prompt", first["tokens_evaluated"], n_tokens)
-            _same("depth", rest["tokens_evaluated"] + rest["tokens_predicted"], n_tokens + GENERATED_TOKENS)
+        timed_s, prompts = await self._ask(prompts, TIMED_TOKENS)
         all_at_work = watch.done()
         watch.cancel()
-        # A prompt shorter than the model's window is computed again, in the time it took before.
-        again = 1 - sum(rest["timings"]["cache_n"] for rest in rests) / (n_tokens * len(rests))
-        prompts_s = first_s - start_s
-        return _Generated(
-            wall_first_s=wall_first_s,
-            first_s=prompts_s,
-            rest_s=end_s - first_s - again * prompts_s,
-            all_at_work=all_at_work,
-        )
+        _same("depth", {len(prompt) for prompt in prompts}, {n_tokens + GENERATED_TOKENS})
+        step_s = (timed_s - lone_s) / (TIMED_TOKENS - LONE_TOKENS)
+        return _Generated(wall_first_s=wall_first_s, first_s=first_s, step_s=step_s, all_at_work=all_at_work)
+
+    async def _ask(
+        self, prompts: list[list[int]], n_predict: int, *, goes_on: bool = True
+    ) -> tuple[float, list[list[int]]]:
+        """The seconds in which every slot generates so many tokens, and what each holds then."""
+        start_s = self.clock.now_s()
+        asked = (self._complete(slot, each, n_predict, goes_on=goes_on) for slot, each in enumerate(prompts))
+        answers = await asyncio.gather(*asked)
+        seconds = self.clock.now_s() - start_s
+        for prompt, answer in zip(prompts, answers, strict=True):
+            _same("tokens of the prompt", answer["tokens_evaluated"], len(prompt))
+            _same("tokens of the answer", answer["tokens_predicted"], n_predict)
+        return seconds, [prompt + answer["tokens"] for prompt, answer in zip(prompts, answers, strict=True)]
 
     async def _until_at_work(self, n_seqs: int) -> None:
         """Until the engine's own list has so many sequences at work at the same time."""
@@ -236,12 +242,12 @@ class _Load:
             if sum(slot["is_processing"] for slot in slots) >= n_seqs:
                 return
 
-    async def _complete(self, slot: int, prompt: list[int], n_predict: int) -> dict[str, Any]:
+    async def _complete(self, slot: int, prompt: list[int], n_predict: int, *, goes_on: bool) -> dict[str, Any]:
         body = {
             "prompt": prompt,
             "n_predict": n_predict,
             "ignore_eos": True,
-            "cache_prompt": n_predict > 1,  # a continuation goes on from what its slot holds
+            "cache_prompt": goes_on,  # from what its slot holds
             "id_slot": slot,
             "return_tokens": True,
         }
@@ -271,7 +277,7 @@ class _Generated(msgspec.Struct):
 
     wall_first_s: float
     first_s: float  # from the requests to the first token of all
-    rest_s: float  # of all tokens after the first
+    step_s: float  # in which each gets one more token
     all_at_work: bool  # whether all were seen at work at the same time
 
 
