@@ -56,8 +56,14 @@ class Ceiling:
 
     @property
     def entrance(self) -> str | None:
-        """The file the child writes 0 to before it allocates; None where there is no group."""
-        return str(self.folder / "cgroup.procs") if self.folder is not None else None
+        """The file the child writes 0 to before it allocates; None where there is no group.
+
+        v1: `tasks` moves the one thread that writes, which is all the child has then. A write to `cgroup.procs` locks
+        out every fork and exit of the machine until it is done: 10 ms and more (docs/log.md).
+        """
+        if self.folder is None:
+            return None
+        return str(self.folder / ("tasks" if self.kind == "v1" else "cgroup.procs"))
 
     @property
     def is_watched(self) -> bool:

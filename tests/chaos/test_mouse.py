@@ -81,7 +81,13 @@ def feeling() -> Iterator[Felt]:
     """A ticker and a shell, running beside the body of the `with`."""
     felt = Felt()
     programs = [
-        subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # as a terminal's: the kernel shares the cores out by session
+        )
         for code in (TICKER, SHELL)
     ]
     for program in programs:
