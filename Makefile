@@ -42,9 +42,11 @@ format: $(VENV)/.laya-dev
 	@$(BIN)/ruff check --fix --select I,W,F401 .
 	@$(BIN)/ruff format laya/gateway laya/metrics.py
 
-bench: setup     ## what the router and the gateway cost on this machine
+bench: setup     ## what the router and the gateway cost here, and whether engines keep to their plans
 	@$(BIN)/python tools/benchmark_router.py --requests 10000 --threads 8
 	@$(BIN)/python -m laya.bench.gateway
+	@$(BIN)/laya pull $(MODEL)
+	@$(BIN)/laya bench memory --only ' x 512'
 
 bench-peers: setup   ## other gateways, each in a venv of its own, for `laya bench gateway --against`
 	@$(BIN)/python -m laya.bench.peers | while read -r name package; do \

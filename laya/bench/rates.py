@@ -1,14 +1,17 @@
 """Owns: `laya bench rates`: what this machine computes and reads in a second, by the engine's own kernels.
 
 About twenty seconds. One thread is timed by its CPU time, which other programs hardly lengthen; all threads by the
-best of several short runs; everything in rounds, so that a disturbance of a second spoils none of it. No model is
-needed. Layer: ggml's kernels; the last line printed is JSON, a `MachineRates`.
+best of several short runs; everything in rounds, so that a disturbance of a second spoils none of it. What computes is
+the best of its runs. What waits for memory is their median, over so much that a pass finds as little of the last one
+in cache as a step of a model does. No model is needed. Layer: ggml's kernels; the last line printed is JSON, a
+`MachineRates`.
 """
 
 from __future__ import annotations
 
-import math
+import argparse
 import os
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -30,25 +33,29 @@ WEIGHT_TYPES = (
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 ROW, ROWS, STREAM_ROWS = 1024, 256, 1024  # a matrix that stays in the cache of any core
 PROBE = "Q8_0"  # the type with which threads are compared
-READ_MIB = (1, 8, 32, 128, 384)  # what is read over and over
-HEADS, HEAD_DIM, KEPT, BATCH = 4, 64, 1024, 128
-DEEP, DEEP_LAYERS = 4096, 8  # caches that come from memory: 32 MiB at f16
-ROUNDS = 4  # the best of each is kept
-ENOUGH_S = 20.0  # on a busy machine one round has to do
+READ_MIB = (1, 8, 24, 64, 192, 384)  # what is read over and over
+HEADS, HEAD_DIM, KEPT, BATCH = 4, 64, 1024, 128  # of attention as a prompt computes it
+NARROW, WIDE, FEW_KEPT = 64, 256, 512  # widths of a head, and rows of one head that any core's cache holds
+KEPT_HEADS, KEPT_MIB, KEPT_DIM, KEPT_LAYERS = (1, 4, 8), (2, 16, 64, 192), 128, 4  # caches that outgrow it
+ROUNDS = 4
+ENOUGH_S = 18.0  # on a busy machine one round has to do
 REPEATS = 1
 WORTH_S, MOST_REPEATS = 0.01, 10  # short runs are repeated for so long: what disturbs comes in pieces
 REPEATS_ALL = 4  # the best of more, since all threads must be undisturbed at once
-STREAM_MIB = 64  # more than the core's own cache; what is left in a shared one is seen in `reads`
-TINY_OPS = 200
+PASSES_S, LEAST_PASSES, MOST_PASSES = 0.1, 4, 24  # over what is read again and again: caches take some to fill
+STREAM_MIB = 96  # more than caches keep of what is read once a pass
+TINY_OPS, TINY_ROW, FLUSH_MIB = 1000, 512, 16  # after a pass over as much as pushes them out of the core's own cache
 DISTURBED_S = 0.3  # none takes so long by itself: threads wait for one that another program holds back
 BARRIER_MOST_S = 5e-6  # what an operation by all threads takes at most, for the same reason
 BUDGET_SHARE = 0.25  # of the free budget, for the largest set that is read
+Timer = Callable[[Graph, int], float]  # and the number of threads -> seconds
 _KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
 _IDS = {name: kind.id for name, kind in _KINDS.items()}
 
 
 def main(argv: list[str] | None = None) -> None:
     """`laya bench rates`. Takes no options."""
+    argparse.ArgumentParser(prog="laya bench rates", description=__doc__.partition("\n")[0]).parse_args(argv)
     print(msgspec.json.encode(measure()).decode())
 
 
@@ -57,46 +64,72 @@ def measure() -> MachineRates:
     machine = Machine()
     n_threads, load = machine.cores(), os.getloadavg()[0]
     sizes = [size for size in READ_MIB if size * MIB < BUDGET_SHARE * machine.budget().bytes] or [READ_MIB[0]]
-    best = _best_of_rounds(sizes, n_threads)
+    timed = _rounds(sizes, n_threads)
+    best = {key: min(runs) for key, runs in timed.items()}
+    usual = {key: statistics.median(runs) for key, runs in timed.items()}
+    attention_s = {name: _attention_s(best, name) for name in KV_TYPES}
     return MachineRates(
         hardware=hardware_key(machine),
         measured_at=time.time(),
         n_threads=n_threads,
         load=load,
         matrix_s={name: tuple(best["weight", name, n] for n in BATCHES) for name in WEIGHT_TYPES},
-        streamed_s={name: max(best["stream", name], best["weight", name, 1]) for name in WEIGHT_TYPES},
-        attention_s={name: (best["position", name, 1], best["position", name, BATCH]) for name in KV_TYPES},
-        deep_s={name: max(best["deep", name], best["position", name, 1]) for name in KV_TYPES},
-        reads=_reads(best, sizes, 1),
+        streamed_s={name: max(usual["stream", name], best["weight", name, 1]) for name in WEIGHT_TYPES},
+        attention_s=attention_s,
+        kept_wait_s=_kept_wait_s(usual, sizes[-1], attention_s["f16"]),
+        reads=_reads(usual, sizes, 1),
         reads_all=_reads(best, sizes, n_threads),
-        op_s=best["op", 1],
-        op_all_s=min(best["op", n_threads], best["op", 1] + BARRIER_MOST_S),
+        op_s=usual["op", 1],
+        op_all_s=min(best["op", n_threads], usual["op", 1] + BARRIER_MOST_S),
         speedup=min(float(n_threads), max(1.0, best["weight", PROBE, 8] / best["all", n_threads])),
     )
 
 
-def _best_of_rounds(sizes: list[int], n_threads: int) -> dict[tuple[Any, ...], float]:
-    """What is timed -> the least seconds it took in any round."""
+def _rounds(sizes: list[int], n_threads: int) -> dict[tuple[Any, ...], list[float]]:
+    """What is timed -> the seconds it took in each round."""
     jobs: dict[tuple[Any, ...], Callable[[], float]] = {}
     jobs |= {("weight", name, n): partial(_weight_s, name, n) for name in WEIGHT_TYPES for n in BATCHES}
     jobs |= {("stream", name): partial(_streamed_s, name, sizes[-1]) for name in WEIGHT_TYPES}
-    jobs |= {("position", name, n): partial(_position_s, name, n) for name in KV_TYPES for n in (1, BATCH)}
-    jobs |= {("deep", name): partial(_position_s, name, 1, DEEP, DEEP_LAYERS) for name in KV_TYPES}
+    jobs |= {("row", name, width): partial(_row_s, name, width) for name in KV_TYPES for width in (NARROW, WIDE)}
+    jobs |= {("batch", name): partial(_batch_s, name) for name in KV_TYPES}
+    jobs |= {("kept", n, mib): partial(_kept_s, n, mib) for n in KEPT_HEADS for mib in _kept_mib(sizes[-1])}
     jobs |= {("read", size, n): partial(_read_s, size, n) for size in sizes for n in (1, n_threads)}
-    jobs |= {("op", n): partial(_tiny_op_s, n) for n in (1, n_threads)}
+    jobs |= {("op", n): partial(_cold_op_s, n) for n in (1, n_threads)}
     jobs["all", n_threads] = partial(_weight_s, PROBE, 8, n_threads)
-    best: dict[tuple[Any, ...], float] = {}
+    timed: dict[tuple[Any, ...], list[float]] = {key: [] for key in jobs}
     start_s = time.monotonic()
     for _ in range(ROUNDS):
         for key, job in jobs.items():
-            if key not in best or time.monotonic() - start_s < ENOUGH_S:
-                best[key] = min(job(), best.get(key, math.inf))
-    return best
+            if not timed[key] or time.monotonic() - start_s < ENOUGH_S:
+                timed[key].append(job())
+    return timed
 
 
-def _reads(best: dict[tuple[Any, ...], float], sizes: list[int], n_threads: int) -> tuple[tuple[int, float], ...]:
+def _kept_mib(most_mib: int) -> list[int]:
+    return [mib for mib in KEPT_MIB if mib <= max(most_mib, KEPT_MIB[0])]
+
+
+def _attention_s(best: dict[tuple[Any, ...], float], kv_type: str) -> tuple[float, float, float]:
+    """What MachineRates.attention_s holds of a type: the line through two widths, and a batch."""
+    narrow, wide = best["row", kv_type, NARROW], best["row", kv_type, WIDE]
+    element_s = max(0.0, wide - narrow) / (WIDE - NARROW)
+    return max(0.0, narrow - NARROW * element_s), element_s, best["batch", kv_type]
+
+
+def _kept_wait_s(
+    usual: dict[tuple[Any, ...], float], most_mib: int, attention_s: tuple[float, float, float]
+) -> tuple[tuple[int, tuple[tuple[int, float], ...]], ...]:
+    """What a position took beyond computing with it, for each byte of its keys and values."""
+    row_s, row_bytes = attention_s[0] + KEPT_DIM * attention_s[1], 2 * _KINDS["F16"].row_bytes(KEPT_DIM)
+    return tuple(
+        (n, tuple((mib * MIB, max(0.0, usual["kept", n, mib] - row_s) / row_bytes) for mib in _kept_mib(most_mib)))
+        for n in KEPT_HEADS
+    )
+
+
+def _reads(seconds: dict[tuple[Any, ...], float], sizes: list[int], n_threads: int) -> tuple[tuple[int, float], ...]:
     """Bytes read over and over -> bytes a second; what is smaller is never slower, whatever disturbed it."""
-    speeds = [size * MIB / best["read", size, n_threads] for size in sizes]
+    speeds = [size * MIB / seconds["read", size, n_threads] for size in sizes]
     return tuple((size * MIB, max(speeds[index:])) for index, size in enumerate(sizes))
 
 
@@ -111,6 +144,16 @@ def _best_s(graph: Graph, n_threads: int) -> float:
     repeats = REPEATS if n_threads == 1 else REPEATS_ALL
     more = min(MOST_REPEATS, round(WORTH_S / max(first_s, 1e-6)))
     return min(first_s, *(_timed(graph, cpu, clock) for _ in range(max(repeats, more))))
+
+
+def _usual_s(graph: Graph, n_threads: int) -> float:
+    """Seconds of one run over memory: the median once caches hold what they will; by all threads the least."""
+    clock = time.process_time if n_threads == 1 else time.perf_counter
+    cpu = backend(n_threads)
+    graph.compute(cpu)
+    n_passes = min(MOST_PASSES, max(LEAST_PASSES, round(PASSES_S / _timed(graph, cpu, clock))))
+    runs = [_timed(graph, cpu, clock) for _ in range(n_passes)][n_passes // 2 :]
+    return statistics.median(runs) if n_threads == 1 else min(runs)
 
 
 def _timed(graph: Graph, cpu: int, clock: Callable[[], float]) -> float:
@@ -147,7 +190,7 @@ def _streamed_s(type_name: str, most_mib: int) -> float:
         for matrix in matrices:
             graph.add("mul_mat", matrix, token)
         rest.allocate()
-        return _best_s(graph, 1) / (n_matrices * STREAM_ROWS * ROW)
+        return _usual_s(graph, 1) / (n_matrices * STREAM_ROWS * ROW)
 
 
 def _read_s(n_mib: int, n_threads: int) -> float:
@@ -162,34 +205,64 @@ def _read_s(n_mib: int, n_threads: int) -> float:
         for matrix in matrices * n_passes:
             graph.add("mul_mat", matrix, token)
         rest.allocate()
-        return _best_s(graph, n_threads) / n_passes
+        return _usual_s(graph, n_threads) / n_passes
 
 
-def _position_s(kv_type: str, n_tokens: int, kept: int = KEPT, n_layers: int = 1) -> float:
-    """Seconds of attention per head, token kept, element of width and new token, in caches laid out as the engine's."""
+def _row_s(kv_type: str, width: int) -> float:
+    """Seconds of attention per head and token kept, one token, its keys and values in cache."""
+    return _attended_s(kv_type, 1, 1, width, FEW_KEPT, 1, 16, _best_s)
+
+
+def _batch_s(kv_type: str) -> float:
+    """Seconds of attention per head, token kept, element of width and token of a batch."""
+    seconds = _attended_s(kv_type, BATCH, HEADS, HEAD_DIM, KEPT, 1, 1, _best_s)
+    return seconds / (HEAD_DIM * BATCH)
+
+
+def _kept_s(n_heads: int, n_mib: int) -> float:
+    """Seconds of attention per head and token kept, one token, in caches of this size in all, read again and again."""
+    row_bytes = 2 * n_heads * _KINDS["F16"].row_bytes(KEPT_DIM)
+    kept = n_mib * MIB // (row_bytes * KEPT_LAYERS)
+    return _attended_s("f16", 1, n_heads, KEPT_DIM, kept, KEPT_LAYERS, 1, _usual_s)
+
+
+def _attended_s(
+    kv_type: str, n_tokens: int, n_heads: int, width: int, kept: int, n_layers: int, n_passes: int, timer: Timer
+) -> float:
+    """Seconds of attention per head and token kept, one thread, in caches laid out as the engine's."""
     type_id = _IDS[kv_type.upper()]
-    n_products = n_layers if n_layers > 1 else max(1, 8 // n_tokens)
-    with Tensors(6 * n_products + 4) as tensors:
-        query = tensors.new(_IDS["F32"], HEAD_DIM, n_tokens, HEADS)
-        caches = [tensors.heads_of(tensors.new(type_id, HEAD_DIM, HEADS, kept)) for _ in range(2 * n_layers)]
+    with Tensors((n_passes + 4) * n_layers + 8) as tensors:
+        query = tensors.new(_IDS["F32"], width, n_tokens, n_heads)
+        caches = [
+            tuple(tensors.heads_of(tensors.new(type_id, width, n_heads, kept)) for _ in range(2))
+            for _ in range(n_layers)
+        ]
         mask = tensors.new(_IDS["F16"], kept, max(64, n_tokens))
         graph = Graph(tensors)
-        for product in range(n_products):
-            keys, values = caches[2 * (product % n_layers) : 2 * (product % n_layers) + 2]
-            graph.add("flash_attn_ext", query, keys, values, mask, HEAD_DIM**-0.5, 0.0, 0.0)
+        for keys, values in caches * n_passes:
+            graph.add("flash_attn_ext", query, keys, values, mask, width**-0.5, 0.0, 0.0)
         tensors.allocate()
-        return _best_s(graph, 1) / (n_products * HEADS * kept * HEAD_DIM * n_tokens)
+        return timer(graph, 1) / (n_passes * n_layers * n_heads * kept)
 
 
-def _tiny_op_s(n_threads: int) -> float:
-    with Tensors(TINY_OPS + 4) as tensors:
-        first, other = (tensors.new(_IDS["F32"], 64, 1) for _ in range(2))
-        graph = Graph(tensors)
+def _cold_op_s(n_threads: int) -> float:
+    """Seconds of an operation on a narrow row, as after a pass over weights: itself and its row out of cache."""
+    clock = time.process_time if n_threads == 1 else time.perf_counter
+    with Tensors(TINY_OPS + FLUSH_MIB + 8) as tensors, Tensors(FLUSH_MIB + 4) as others:
+        first, other = (tensors.new(_IDS["F32"], TINY_ROW, 1) for _ in range(2))
+        graph, flush = Graph(tensors), Graph(others)
         result = first
         for _ in range(TINY_OPS):
             result = graph.add("add", result, other)
+        matrix, token = others.new(_IDS["F16"], ROW, FLUSH_MIB * MIB // (2 * ROW)), others.new(_IDS["F32"], ROW, 1)
+        flush.add("mul_mat", matrix, token)
         tensors.allocate()
-        return _best_s(graph, n_threads) / TINY_OPS
+        others.allocate()
+        cpu, runs = backend(n_threads), []
+        for _ in range(LEAST_PASSES):
+            flush.compute(cpu)
+            runs.append(_timed(graph, cpu, clock))
+        return (statistics.median(runs) if n_threads == 1 else min(runs)) / TINY_OPS
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -25,6 +24,7 @@ from laya.gateway.server import Gateway, Server, listen, sweep, uvicorn_config
 from laya.types import DevicePlan, EngineAddress, ModelFile, Plan, PlannedSettings
 
 KEY = "laya-bench-key"
+NO_HOME = Path("/dev/null/laya")  # nothing of a bench is kept: its gateway is killed and could not clear it away
 
 
 def stub_plan(max_num_seqs: int) -> Plan:
@@ -69,10 +69,9 @@ def build(engine_ports: Sequence[int], *, cancels_whole: bool, max_num_seqs: int
     config = Config()
     key = ApiKey(name="bench", sha256=sha256(KEY.encode()).hexdigest())
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, api_keys=[key]))
-    home = Path(tempfile.mkdtemp(prefix="laya-bench-"))
-    gateway = Gateway(config, home=home, supervisor=StubSupervisor(addresses["stub"]))  # type: ignore[arg-type]
+    gateway = Gateway(config, home=NO_HOME, supervisor=StubSupervisor(addresses["stub"]))  # type: ignore[arg-type]
     for model, address in addresses.items():
-        file = ModelFile(id=model, path=home / model, format="gguf", file_bytes=0, origin="config")
+        file = ModelFile(id=model, path=NO_HOME / model, format="gguf", file_bytes=0, origin="config")
         endpoint = gateway.fleet.register(file, config.for_model(model))
         gateway.fleet.plans[model] = stub_plan(max_num_seqs)
         gateway.fleet.open(endpoint, address)

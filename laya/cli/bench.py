@@ -15,11 +15,18 @@ BENCHES = {
     "rates": "what this machine computes and reads in a second, by the engine's own kernels",
     "router": "what one routing decision costs",
 }
-_HELP = "Measure: " + "; ".join(f"{name} ({text})" for name, text in BENCHES.items()) + ". Options are the bench's own."
+_HELP = (
+    "Measure: "
+    + "; ".join(f"{name} ({text})" for name, text in BENCHES.items())
+    + ". Options are the bench's own: `laya bench NAME --help` shows them."
+)
 
 
 def bench(context: typer.Context, name: str = typer.Argument(help="gateway, memory, prefix, rates or router.")) -> None:
     """Run a bench; the last line it prints is JSON."""
+    if name in ("-h", "--help"):
+        print(context.get_help())
+        return
     if name not in BENCHES:
         close = nearest(name, BENCHES)
         hint = f" Did you mean '{close}'?" if close else ""

@@ -14,13 +14,15 @@ import typer
 
 
 class Verb(NamedTuple):
-    """Where a verb is. takes_flags: undeclared words are its own to read. is_group: it has verbs of its own."""
+    """Where a verb is. takes_flags: undeclared words are its own to read. is_group: it has verbs of its own.
+    has_own_help: it answers `--help` by itself."""
 
     module: str
     function: str
     takes_flags: bool = False
     is_more: bool = False
     is_group: bool = False
+    has_own_help: bool = False
 
 
 VERBS = {
@@ -38,12 +40,12 @@ VERBS = {
     "logs": Verb("running", "logs"),
     "doctor": Verb("doctor", "doctor"),
     "smoke": Verb("smoke", "smoke", is_more=True),
-    "bench": Verb("bench", "bench", takes_flags=True, is_more=True),
+    "bench": Verb("bench", "bench", takes_flags=True, is_more=True, has_own_help=True),
     "config": Verb("config", "config_app", is_more=True, is_group=True),
     "route": Verb("route", "route_app", is_more=True, is_group=True),
     "service": Verb("service", "service_app", is_more=True, is_group=True),
 }
-_FLAGS_PASS = {"allow_extra_args": True, "ignore_unknown_options": True}
+_FLAGS_PASS: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 _MORE = "More"
 
 
@@ -66,8 +68,10 @@ def app_for(words: Sequence[str]) -> typer.Typer:
         if verb.is_group:
             app.add_typer(found, name=name, rich_help_panel=panel)
         else:
-            settings = _FLAGS_PASS if verb.takes_flags else None
-            app.command(name, context_settings=settings, rich_help_panel=panel)(found)
+            settings = _FLAGS_PASS if verb.takes_flags else {}
+            if verb.has_own_help:
+                settings = settings | {"help_option_names": []}
+            app.command(name, context_settings=settings or None, rich_help_panel=panel)(found)
     return app
 
 

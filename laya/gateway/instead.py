@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
 
 from laya.errors import LayaError
-from laya.gateway.endpoint import Endpoint
 from laya.types import ModelFile, Plan
+
+if TYPE_CHECKING:
+    from laya.gateway.endpoint import Endpoint
 
 ENOUGH = 3
 MOST_TRIED = 16  # each is a header that is read

@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from typer.main import get_command
 
+from laya.cli.bench import BENCHES
+from laya.cli.main import main
 from laya.cli.verbs import VERBS, app_for
 
 
@@ -36,3 +39,21 @@ def test_plan_loads_neither_a_server_nor_a_client() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_help_of_a_bench_is_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", name, "--help"])
+    said = capsys.readouterr().out
+    assert (ended.value.code, said.startswith("usage: ")) == (0, True)
+    assert name in said
+
+
+@pytest.mark.parametrize("words", [("--help",), ("-h",)])
+def test_help_of_all_benches_names_them(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *words])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(name in said for name in BENCHES)
