@@ -52,6 +52,7 @@ bool PlainLane::take(std::string_view data, std::size_t most_body_bytes, PlainTa
     const std::uint64_t prompt = bound + endpoint.template_bytes;
     if (!endpoint.is_open || endpoint.model != body.model() || prompt + max_tokens > endpoint.max_seq_len) {
         table_.settle(out.endpoint, 1, out.routed_tokens);
+        table_.endpoint(out.endpoint).dropped();  // the full way may go elsewhere: this was no trial
         return false;
     }
     out.promised_tokens = max_tokens == 0 ? endpoint.max_seq_len : prompt + max_tokens;

@@ -187,6 +187,16 @@ class EngineFailed(LayaError):
     code, type, http_status = "engine_failed", "server_error", 503
 
 
+class EngineStuck(EngineFailed):
+    """An engine that held requests and gave nothing; a new one takes its place."""
+
+    code = "engine_stuck"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class EngineOutOfMemory(EngineFailed):
     """An engine that asked for more than its limit while it was loading. 422: the same again would end the same."""
 

@@ -74,6 +74,8 @@ class GatewayStats:
         self.unknown = ModelStats()  # requests that named no model there is
         self.guard_steps: dict[str, int] = {}
         self.unloads: dict[tuple[str, str], int] = {}  # (model, reason) -> engines that went
+        self.retries: dict[str, int] = {}  # model -> requests that another replica got
+        self.engine_errors: dict[str, int] = {}  # model -> requests that an engine failed
         self.gpus: list[tuple[str, dict[str, int]]] = []  # (index, {free, own, others} -> bytes), as last read
 
     def model(self, model_id: str) -> ModelStats:
@@ -83,9 +85,15 @@ class GatewayStats:
         self.guard_steps[step] = self.guard_steps.get(step, 0) + 1
 
     def count_unload(self, model_id: str, reason: str) -> None:
-        """reason: idle, evicted, pressure, oom, crashed or requested."""
+        """reason: idle, evicted, pressure, oom, crashed, stuck or requested."""
         key = (model_id, reason)
         self.unloads[key] = self.unloads.get(key, 0) + 1
+
+    def count_retry(self, model_id: str) -> None:
+        self.retries[model_id] = self.retries.get(model_id, 0) + 1
+
+    def count_engine_error(self, model_id: str) -> None:
+        self.engine_errors[model_id] = self.engine_errors.get(model_id, 0) + 1
 
 
 class LayaCollector(Collector):
@@ -125,6 +133,13 @@ class LayaCollector(Collector):
                 tokens.add_metric((model_id, "generated"), model.tokens_out)
         yield requests
         yield tokens
+        retries = CounterMetricFamily("laya_retries", "Requests that another replica got", labels=("model",))
+        errors = CounterMetricFamily("laya_engine_errors", "Requests that an engine failed", labels=("model",))
+        for family, counts in ((retries, stats.retries), (errors, stats.engine_errors)):
+            for model_id, count in counts.items():
+                family.add_metric((model_id,), count)
+        yield retries
+        yield errors
 
     def _times(self) -> Iterator[Metric]:
         stats = self._stats

@@ -54,6 +54,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     queue_size: int = 64
     queue_timeout_s: float = 60
     load_timeout_s: float = 300
+    progress_timeout_s: float = 120  # longer than one batch of a slow prefill
     args: dict[str, Any] = {}
     defaults: dict[str, Any] = {}  # sampling values, named as in a request body
     fixed: frozenset[str] = frozenset()  # what the user decided; the fit may change anything else

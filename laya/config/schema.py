@@ -190,6 +190,10 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Seconds | UnsetType,
         Meta(description="Seconds an engine may take from its start to its first token."),
     ] = UNSET
+    progress_timeout_s: Annotated[
+        Annotated[float, Meta(ge=1)] | UnsetType,
+        Meta(description="Seconds an engine may hold requests and give nothing before it is stopped and started anew."),
+    ] = UNSET
     args: Annotated[
         dict[str, Any] | UnsetType,
         Meta(description="More arguments for the engine, by its own names; one that fights the plan is refused."),

@@ -28,7 +28,7 @@ from laya.gateway.plain import parse
 from laya.gateway.pump import Pump
 from laya.gateway.relay import broke_off
 from laya.gateway.retry import Retries
-from laya.gateway.sending import CRASH_NOTICE_S, Sending
+from laya.gateway.sending import Sending
 from laya.routing import UNKNOWN_MODEL
 from laya.routing.rules import RequestFacts, Rules
 from laya.routing.table import FLAG_STREAMING
@@ -148,7 +148,9 @@ class Dispatcher:
                 self.fleet.find(candidate)  # a file that was just dropped into models_dir, or model_not_found
                 index = self.router.route(candidate, session, exchange.kind, flags, 0, tokens, parsed.n_seqs)
             if index < 0:
-                raise EngineFailed(f"No engine of '{name}' can take requests now.")
+                error = EngineFailed(f"No engine of '{name}' can take requests now: each failed one after another.")
+                error.retry_after_s = self.fleet.health.retry_after_s()
+                raise error
         exchange.routed_seqs, exchange.routed_tokens = parsed.n_seqs, tokens
         endpoint = self.fleet.endpoints[index]
         exchange.endpoint = endpoint
@@ -251,7 +253,7 @@ class Dispatcher:
         except LayaError as error:
             exchange.fail(error)
         except OSError as error:
-            if isinstance(error, ConnectionError) and self.retries.try_elsewhere(exchange):
+            if isinstance(error, ConnectionError) and self.retries.refused(exchange, endpoint):
                 return
             if isinstance(error, ConnectionError) and not exchange.tried_later:
                 await self.sending.try_later(exchange, endpoint)
@@ -259,11 +261,6 @@ class Dispatcher:
                 exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' could not count the prompt: {error}"))
         except Exception as error:
             exchange.fail(self.fault(f"request {exchange.request_id!r}", error))
-
-    def pump_soon(self, endpoint: Endpoint) -> None:
-        """A place became free at an engine that may be dying: whoever waits is for the next one."""
-        if endpoint.queue:
-            asyncio.get_running_loop().call_later(CRASH_NOTICE_S, self.pump, endpoint)
 
     # 6 settle
     def settle(self, exchange: Exchange) -> None:
@@ -276,6 +273,8 @@ class Dispatcher:
             stats.unknown.count(_KIND_NAMES[exchange.kind], outcome)
             return
         self.router.settle_route(endpoint.index, exchange.routed_seqs, exchange.routed_tokens)
+        if endpoint.is_troubled:
+            self.fleet.health.ended(endpoint, served=outcome == "served")
         endpoint.release(exchange)
         model = endpoint.stats
         model.count(_KIND_NAMES[exchange.kind], outcome)
@@ -288,9 +287,11 @@ class Dispatcher:
                 per_token_s = (time.monotonic() - exchange.first_token_s) / (exchange.n_tokens_out - 1)
                 model.inter_token.observe(per_token_s)
         if exchange.engine_lost:
-            self.pump_soon(endpoint)
+            self.sending.pump_soon(endpoint)
         elif endpoint.queue:
             self.pump(endpoint)
+        elif endpoint.is_replica:
+            self.fleet.together.spread(endpoint)
 
     def spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -49,6 +49,7 @@ class Endpoint:
         self.index = index
         self.name = name or settings.id
         self.settings = settings
+        self.is_replica = settings.replicas > 1
         self.kinds = KINDS_OF[settings.task]
         self.stats = stats
         self._lane = lane
@@ -58,6 +59,8 @@ class Endpoint:
         self.queue: deque[Exchange] = deque()
         self.has_failed = False  # its last engine ended by itself
         self.stuck: str | None = None  # what its engine does not do any more, in words
+        self.is_troubled = False  # its engine failed a request and has not served one since
+        self.failed_s = 0.0  # when it last did
         self.is_pumping = False  # its queue is being let in; each that ends meanwhile need not begin it again
         self.live: set[Exchange] = set()
         self.template_bytes = 0
@@ -97,6 +100,7 @@ class Endpoint:
         """An engine is ready: from now on sequences can be reserved."""
         self.close()
         self.has_failed = False
+        self.stuck = None
         self.pool = UpstreamPool(address)
         self.planned = plan.settings
         self.template_bytes = template_bytes
@@ -118,7 +122,7 @@ class Endpoint:
             self.pool.close()
         if self._lane is not None:
             self._lane.close(self.index)
-        self.pool = self.planned = self.admission = self.stuck = None
+        self.pool = self.planned = self.admission = None
 
     async def drained(self) -> None:
         """Return when no request is in flight; whoever waits for that sets the deadline."""

@@ -60,5 +60,5 @@ def go_straight(
     if exchange.early_error is None:
         dispatcher.dispatch_taken(exchange, index, request, routed_tokens, promised_tokens, route_s)
     else:
-        dispatcher.router.settle_route(index, 1, routed_tokens)
+        dispatcher.fleet.health.give_back(dispatcher.fleet.endpoints[index], 1, routed_tokens)
         exchange.fail(exchange.early_error)

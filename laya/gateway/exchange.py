@@ -205,7 +205,7 @@ class Exchange(Answering):
         """
         if self.outcome is not None:
             return
-        if isinstance(error, _FAULTS_OF_ENGINES) and self.dispatcher.retries.try_elsewhere(self):
+        if isinstance(error, _FAULTS_OF_ENGINES) and self.dispatcher.retries.failed(self):
             return
         outcome: Outcome = "failed" if isinstance(error, _FAULTS_OF_OURS) or error.http_status == 500 else "refused"
         if not self.head_sent:

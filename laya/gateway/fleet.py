@@ -15,10 +15,11 @@ from laya.config import Config
 from laya.engines.hooks import Ending
 from laya.engines.settings import EngineSettings
 from laya.engines.supervisor import Supervisor
-from laya.errors import EngineFailed, LayaError
+from laya.errors import LayaError
 from laya.gateway.corrections import Corrections
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
+from laya.gateway.health import Health
 from laya.gateway.launch import check_servable, engine_settings, pooling_of
 from laya.gateway.loading import Loading
 from laya.gateway.outgrown import Outgrown
@@ -27,6 +28,7 @@ from laya.gateway.replicas import Replicas
 from laya.gateway.room import Room
 from laya.gateway.shown import Shown
 from laya.gateway.threads import Threads
+from laya.gateway.watch import Watch
 from laya.memory import Budget, Machine
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
@@ -39,8 +41,6 @@ DATABASE = "laya.db"
 DRAIN_DEADLINE_S = 30.0
 WINDOW_KEPT_S = 30.0
 MEASURE_EVERY_S = 2.0
-BACK_OFF_HELD_S = 5.0  # requests wait this long for an engine that is left alone after it died
-CLOCK_STEP_S = 0.01  # a timer may be this early
 
 
 class Fleet(Shown):
@@ -69,6 +69,8 @@ class Fleet(Shown):
         self.relief = Relief(self)
         self.room = Room(self.ready, self.loading.reach_bytes)
         self.together = Replicas(self)
+        self.health = Health(self)
+        self.watch = Watch(self)
         self._outgrown = Outgrown()
         self._windows: dict[str, tuple[float, int | None]] = {}
         self._measured_s = 0.0
@@ -100,24 +102,11 @@ class Fleet(Shown):
 
     async def _wake(self, endpoint: Endpoint) -> None:
         try:
-            await self._load_or_retry(endpoint)
+            await self.room.take_turn_for_queue(endpoint)
         except LayaError as error:
             endpoint.fail_waiting(error)
         else:
             await self.together.load_rest(endpoint)
-
-    async def _load_or_retry(self, endpoint: Endpoint) -> None:
-        """Load; busy models and, once, a short back-off are waited for, instead of refusing who waits."""
-        try:
-            await self.room.take_turn(endpoint, endpoint.is_waited_for)
-            return
-        except EngineFailed as error:
-            if error.retry_after_s is None or error.retry_after_s > BACK_OFF_HELD_S:
-                raise
-            wait_s = error.retry_after_s
-        await asyncio.sleep(wait_s + CLOCK_STEP_S)
-        if endpoint.queue and endpoint.pool is None:
-            await self.room.take_turn(endpoint, endpoint.is_waited_for)
 
     async def load(self, endpoint: Endpoint, *, anyway: bool = False) -> EngineAddress:
         """As `ready`, asked for by a person, for all engines of its model: what outgrew its ceiling is tried again.
@@ -166,6 +155,8 @@ class Fleet(Shown):
     def _close(self, endpoint: Endpoint) -> None:
         """No request goes to its engine any more."""
         endpoint.close()
+        self.health.renew(endpoint)
+        self.watch.forget(endpoint)
         self.together.choose_eligible(endpoint)
         self.together.leave_to_others(endpoint)
 
@@ -275,6 +266,8 @@ class Fleet(Shown):
             if now_s - max(each.last_used_s for each in group) > ttl_s:
                 self.spawn(self.unload_model(group[0], "idle"))
         self.together.sweep(now_s)
+        self.health.sweep(now_s)
+        self.watch.sweep(now_s)
 
     # what users see
     async def window(self, endpoint: Endpoint) -> int | None:

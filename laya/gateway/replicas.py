@@ -38,14 +38,13 @@ class Replicas:
         for each in group:
             self._fleet.router.set_eligible(each.index, each in chosen)
 
-    def spread(self, opened: Endpoint) -> None:
-        """An engine is ready: what waits at the others of its model moves to it, as far as it has room."""
-        for other in self._fleet.replicas(opened):
-            if other is opened:
-                continue
-            while opened.admission is not None and (opened.admission.free_seqs > 0 or not other.is_serving):
+    def spread(self, free: Endpoint) -> None:
+        """An engine is ready, or done: what waits at the others of its model moves to it, as far as it has room."""
+        for other in self._fleet.replicas(free):
+            while other.queue and other is not free and free.admission is not None:
                 other.drop_ended()
-                if not other.queue or not self._fleet.pass_on(other.queue[0]):
+                may_move = free.admission.free_seqs > 0 or not other.is_serving
+                if not (other.queue and may_move and self._fleet.pass_on(other.queue[0])):
                     break
 
     def leave_to_others(self, endpoint: Endpoint) -> None:

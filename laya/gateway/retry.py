@@ -25,15 +25,25 @@ class Retries:
         self._dispatcher = dispatcher
         self._budget = RetryBudget()
         self._n_seen = 0  # arrivals that the budget knows of
-        self.n_retried: dict[str, int] = {}  # by model
-        self.n_moved: dict[str, int] = {}
+
+    def failed(self, exchange: Exchange) -> bool:
+        """A request has met an engine's own fault; whether another replica takes it."""
+        if exchange.was_sent and exchange.endpoint is not None:
+            self._dispatcher.fleet.health.failed(exchange.endpoint)
+        return self.try_elsewhere(exchange)
+
+    def refused(self, exchange: Exchange, endpoint: Endpoint) -> bool:
+        """An engine takes no connection, so it never saw this request; whether another replica takes it."""
+        self._dispatcher.fleet.health.failed(endpoint)
+        return self.try_elsewhere(exchange)
 
     def try_elsewhere(self, exchange: Exchange) -> bool:
         """Have another replica serve it; False where none may, and nothing has changed then."""
         endpoint = exchange.endpoint
         if endpoint is None or exchange.head_sent or exchange.disconnected:
             return False
-        group = self._dispatcher.fleet.replicas(endpoint)
+        fleet = self._dispatcher.fleet
+        group = fleet.replicas(endpoint)
         others = [each for each in group if each is not endpoint and each.is_serving]
         exchange.read_taken()
         if not others or exchange.n_moves >= len(group) or not exchange.can_be_sent_again:
@@ -42,15 +52,14 @@ class Retries:
         if index < 0:
             return False
         if exchange.was_sent and not self._may_retry(exchange):
-            self._dispatcher.router.settle_route(index, exchange.routed_seqs, exchange.routed_tokens)
-            self._dispatcher.router.table.dropped(index)
+            fleet.health.give_back(fleet.endpoints[index], exchange.routed_seqs, exchange.routed_tokens)
             return False
-        counts = self.n_retried if exchange.was_sent else self.n_moved
-        counts[endpoint.model_id] = counts.get(endpoint.model_id, 0) + 1
-        exchange.n_tries += exchange.was_sent
+        if exchange.was_sent:
+            exchange.n_tries += 1
+            self._dispatcher.stats.count_retry(endpoint.model_id)
         self._leave(exchange, endpoint)
-        self._arrive(exchange, self._dispatcher.fleet.endpoints[index])
-        self._dispatcher.pump_soon(endpoint)
+        self._arrive(exchange, fleet.endpoints[index])
+        self._dispatcher.sending.pump_soon(endpoint)
         return True
 
     def _may_retry(self, exchange: Exchange) -> bool:
@@ -73,11 +82,11 @@ class Retries:
             router.set_eligible(endpoint.index, endpoint.is_serving)  # as it was, beside others that serve
 
     def _leave(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        """Give back what it holds there, as its end would; there is no verdict of its own in that."""
+        """Give back what it holds there, as its end would."""
         connection, exchange.connection = exchange.connection, None
         if connection is not None:
             connection.abort()
-        self._dispatcher.router.settle_route(endpoint.index, exchange.routed_seqs, exchange.routed_tokens)
+        self._dispatcher.fleet.health.give_back(endpoint, exchange.routed_seqs, exchange.routed_tokens)
         endpoint.release(exchange)
         if exchange in endpoint.queue:
             endpoint.queue.remove(exchange)

@@ -9,11 +9,13 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from laya.errors import MemoryBusy
+from laya.errors import EngineFailed, MemoryBusy
 from laya.gateway.endpoint import Endpoint
 from laya.types import EngineAddress
 
 LOOK_AGAIN_S = 1.0  # other programs give memory back without a word
+BACK_OFF_HELD_S = 5.0  # requests wait this long for an engine that is left alone after it died
+CLOCK_STEP_S = 0.01  # a timer may be this early
 MORE_SHARE = 1.01  # what can be had moves a little all the time
 
 
@@ -48,6 +50,19 @@ class Room:
                         break
                 else:
                     raise
+
+    async def take_turn_for_queue(self, endpoint: Endpoint) -> None:
+        """`take_turn` for who waits at the endpoint; once, a short back-off is waited for instead of refusing them."""
+        try:
+            await self.take_turn(endpoint, endpoint.is_waited_for)
+            return
+        except EngineFailed as error:
+            if error.retry_after_s is None or error.retry_after_s > BACK_OFF_HELD_S:
+                raise
+            wait_s = error.retry_after_s
+        await asyncio.sleep(wait_s + CLOCK_STEP_S)
+        if endpoint.queue and endpoint.pool is None:
+            await self.take_turn(endpoint, endpoint.is_waited_for)
 
     async def _news(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -72,7 +72,7 @@ class Sending:
             if exchange.endpoint is not endpoint or exchange.outcome is not None:
                 if not isinstance(result, OSError):
                     result.abort()
-            elif isinstance(result, ConnectionError) and self._dispatcher.retries.try_elsewhere(exchange):
+            elif isinstance(result, ConnectionError) and self._dispatcher.retries.refused(exchange, endpoint):
                 return
             elif isinstance(result, ConnectionError) and not exchange.tried_later:
                 self._dispatcher.spawn(self.try_later(exchange, endpoint))
@@ -108,3 +108,8 @@ class Sending:
             except LayaError as error:
                 exchange.fail(error)
         self._dispatcher.pump(endpoint)
+
+    def pump_soon(self, endpoint: Endpoint) -> None:
+        """A place became free at an engine that may be dying: whoever waits is for the next one."""
+        if endpoint.queue:
+            asyncio.get_running_loop().call_later(CRASH_NOTICE_S, self._dispatcher.pump, endpoint)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from laya.routing.endpoint_twin import TRIP_AFTER
+from laya.routing.endpoint_twin import CLOSED, TRIP_AFTER
 from laya.routing.table import RouteTable
 from laya.routing.table_twin import RouteTable as RouteTableTwin
 
@@ -17,6 +17,7 @@ MAX_COOL_DOWN_S = 60.0
 TRIAL_S = 60.0  # a trial that has not come back by then is taken back, and another may try
 RETRY_SHARE = 0.1  # of requests
 _WINDOW_REQUESTS = 1000
+_NEVER = 2**32 - 1  # errors in a row
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,15 +38,19 @@ class Breakers:
         self._trip_after = trip_after
         self._open: dict[int, _Open] = {}
 
-    def served(self, endpoint: int) -> None:
-        """An answer came, its first byte at least."""
+    def served(self, endpoint: int) -> bool:
+        """An answer came, its first byte at least. True when the endpoint's breaker is closed."""
         self._table.served(endpoint)
-        if self._open and self._table.inspect(endpoint)[1] == 0:
+        if self._open and self._table.inspect(endpoint)[1] == CLOSED:
             self._open.pop(endpoint, None)
+        return endpoint not in self._open
 
-    def failed(self, endpoint: int, now_s: float) -> bool:
-        """The endpoint failed a request; True when it may not be chosen any more."""
-        if not self._table.failed(endpoint, self._trip_after):
+    def failed(self, endpoint: int, now_s: float, *, may_open: bool = True) -> bool:
+        """The endpoint failed a request; True when it may not be chosen any more.
+
+        may_open: False: it is merely counted, since there is no other for its requests.
+        """
+        if not self._table.failed(endpoint, self._trip_after if may_open else _NEVER):
             return False
         was = self._open.get(endpoint)
         cool_down_s = min(2 * was.cool_down_s, MAX_COOL_DOWN_S) if was else COOL_DOWN_S
@@ -67,8 +72,14 @@ class Breakers:
         """When `tick` has something to do; None: nothing is open."""
         return min((open_.due_s for open_ in self._open.values()), default=None)
 
+    def renew(self, endpoint: int) -> None:
+        """Its engine is a new one: its breaker is closed."""
+        self._table.half_open(endpoint)
+        self._table.served(endpoint)
+        self.forget(endpoint)
+
     def forget(self, endpoint: int) -> None:
-        """The endpoint is removed, or its engine is a new one."""
+        """The endpoint is removed."""
         self._open.pop(endpoint, None)
 
 
@@ -105,39 +116,28 @@ def may_retry(*, n_bytes_sent: int, n_tries: int, budget: RetryBudget) -> bool:
 
 @dataclasses.dataclass(slots=True)
 class _Progress:
-    n_running: int = 0
-    last_s: float = 0.0
+    sign: object
+    last_s: float
 
 
 class ProgressWatch:
-    """Which endpoints hold requests and give nothing: an engine may answer its health check and still be stuck.
+    """Which endpoints have something to do and give nothing: an engine may answer its health check and still be stuck.
 
-    Progress is a first byte, a token, a prefill event or the end of a request. It is counted from the last one, or from
-    the first request that came after none was running.
+    Progress is any change of a sign that its caller looks at now and then: first bytes, tokens, prefill events, ends of
+    requests. It is counted from the last change, or from when there was something to do.
     """
 
     def __init__(self) -> None:
         self._progress: dict[int, _Progress] = {}
 
-    def started(self, endpoint: int, now_s: float) -> None:
-        at = self._progress.setdefault(endpoint, _Progress())
-        if at.n_running == 0:
-            at.last_s = now_s
-        at.n_running += 1
-
-    def progressed(self, endpoint: int, now_s: float) -> None:
+    def look(self, endpoint: int, sign: object, now_s: float) -> float:
+        """Seconds since the sign was another one. None as the sign: there is nothing to do, so 0."""
         at = self._progress.get(endpoint)
-        if at is not None:
-            at.last_s = now_s
+        if sign is None or at is None or at.sign != sign:
+            self._progress[endpoint] = _Progress(sign, now_s)
+            return 0.0
+        return now_s - at.last_s
 
-    def ended(self, endpoint: int, now_s: float) -> None:
-        at = self._progress.get(endpoint)
-        if at is not None:
-            at.last_s = now_s
-            at.n_running -= 1
-            if at.n_running <= 0:
-                del self._progress[endpoint]
-
-    def stuck(self, now_s: float, limit_s: float) -> list[int]:
-        """Endpoints whose running requests have waited longer than limit_s for any sign."""
-        return [endpoint for endpoint, at in self._progress.items() if now_s - at.last_s > limit_s]
+    def forget(self, endpoint: int) -> None:
+        """Its engine is a new one, or gone."""
+        self._progress.pop(endpoint, None)

@@ -144,6 +144,10 @@ class StandingEngines(StubSupervisor):
         super().__init__(addresses[0])
         self._addresses = addresses
         self._names: list[str] = []
+        self.unloaded: list[str] = []
+
+    async def unload(self, model_id: str, deadline_s: float) -> None:
+        self.unloaded.append(model_id)
 
     def register(self, model_id: str, factory: Any, release: Any, **more: Any) -> None:
         self._names.append(model_id)

@@ -15,6 +15,7 @@ META: dict[str, Any] = {"id": "chatcmpl-1", "created": 7, "model": "stub", "syst
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
+SLOTS = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n[]"
 
 
 def event(body: dict[str, Any], *, chat: bool = True) -> bytes:
@@ -187,6 +188,8 @@ class ScriptedEngine:
         self.prompt_tokens = 9  # what a count answers
         self.count_of: Callable[[Any], int] = lambda body: self.prompt_tokens
         self.n_counts = 0
+        self.n_looks = 0  # how often it was asked for its slots
+        self.tells_slots = True
         self.on_connect: Callable[[Call], None] | None = None
         self.calls: list[Call] = []
         self.bodies: list[Any] = []
@@ -209,6 +212,11 @@ class ScriptedEngine:
             self.n_counts += 1
             n_tokens = self.count_of(call.json)
             call.write(whole({"input_tokens": n_tokens, "tokens": [0] * n_tokens}))
+            return
+        if call.path == "/slots":
+            self.n_looks += 1
+            if self.tells_slots:
+                call.write(SLOTS)
             return
         self.calls.append(call)
         self.bodies.append(call.json)

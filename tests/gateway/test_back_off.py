@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from laya.bench.stub_gateway import StubSupervisor
 from laya.errors import EngineFailed
 from laya.types import EngineAddress
 
-from .front import chat, front
+from .front import StandingEngines, chat, front
 
 pytestmark = pytest.mark.anyio
 
@@ -19,16 +18,16 @@ async def answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back_offs_s: list[float | None]
 ) -> tuple[int, str | None, int]:
     """(status, retry-after, back-offs left) of a request whose engine is refused once for each of `back_offs_s`."""
-    ready = StubSupervisor.ensure_ready
+    ready = StandingEngines.ensure_ready
 
-    async def ensure_ready(self: StubSupervisor, model_id: str) -> EngineAddress:
+    async def ensure_ready(self: StandingEngines, model_id: str) -> EngineAddress:
         if not back_offs_s:
             return await ready(self, model_id)
         error = EngineFailed("It died.")
         error.retry_after_s = back_offs_s.pop(0)
         raise error
 
-    monkeypatch.setattr(StubSupervisor, "ensure_ready", ensure_ready)
+    monkeypatch.setattr(StandingEngines, "ensure_ready", ensure_ready)
     async with front(tmp_path, loaded=False) as gate:
         answer = await gate.ask(chat())
         await gate.settled()

@@ -132,6 +132,17 @@ async def test_replica_that_died_comes_back_and_is_not_chosen_before(make_world:
     await world.close()
 
 
+@pytest.mark.parametrize("number", [1, 2])
+async def test_model_with_a_stuck_engine_is_degraded(make_world: MakeWorld, number: int) -> None:
+    world = make_world({"m": 100}, replicas={"m": number})
+    await world.load("m")
+    world.endpoint("m").stuck = "The engine of 'm' is stuck: it has not answered for 5 s."
+    (status,) = world.fleet.statuses()
+    assert status.state == "degraded"
+    assert status.error is not None and "has not answered for 5 s" in status.error
+    await world.close()
+
+
 async def test_ttl_is_the_models(make_world: MakeWorld) -> None:
     world = make_world({"m": 100}, replicas={"m": 2}, ttl=10.0)
     await world.load("m")

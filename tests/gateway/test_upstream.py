@@ -338,7 +338,7 @@ async def test_closed_pool_keeps_nothing() -> None:
 
 async def test_fetch_gives_status_and_body() -> None:
     async with engine_and_pool(answers(whole({"a": 1}, 404))) as (_, pool):
-        assert await pool.fetch("GET", "/slots", b"{}") == (404, b'{"a": 1}')
+        assert await pool.fetch("GET", "/props", b"{}") == (404, b'{"a": 1}')
 
 
 async def test_fetch_goes_again_over_a_closed_connection_and_only_once() -> None:

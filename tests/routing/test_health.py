@@ -97,18 +97,36 @@ def test_retry_is_before_the_first_byte_and_once() -> None:
     assert not may_retry(n_bytes_sent=0, n_tries=1, budget=budget)
 
 
-def test_an_endpoint_that_gives_nothing_is_stuck() -> None:
+def test_an_endpoint_that_gives_nothing_is_seen() -> None:
     watch = ProgressWatch()
-    watch.started(0, 0.0)
-    watch.started(0, 50.0)
-    watch.started(1, 50.0)
-    assert watch.stuck(59.0, 60.0) == []
-    assert watch.stuck(61.0, 60.0) == [0], "a newer request does not hide the older one"
-    watch.progressed(0, 61.0)
-    assert watch.stuck(100.0, 60.0) == []
-    watch.ended(1, 100.0)
-    watch.ended(1, 100.0)
-    assert watch.stuck(1000.0, 60.0) == [0], "an idle endpoint is not stuck"
-    watch.ended(0, 1000.0)
-    watch.ended(0, 1000.0)
-    assert watch.stuck(9999.0, 60.0) == []
+    assert watch.look(0, ("first", 0), 0.0) == 0
+    assert watch.look(0, ("first", 0), 50.0) == 50
+    assert watch.look(1, ("other", 0), 50.0) == 0, "each has its own"
+    assert watch.look(0, ("first", 1), 60.0) == 0, "a token came"
+    assert watch.look(0, ("first", 1), 75.0) == 15
+    assert watch.look(0, None, 80.0) == 0, "it has nothing to do"
+    assert watch.look(0, None, 1000.0) == 0
+    assert watch.look(0, ("second", 0), 1001.0) == 0
+    assert watch.look(0, ("second", 0), 1003.0) == 2
+    watch.forget(0)
+    assert watch.look(0, ("second", 0), 2000.0) == 0, "a new engine"
+
+
+def test_breaker_of_a_new_engine_is_closed(router: RequestRouter) -> None:
+    breakers = Breakers(router.table, trip_after=1)
+    assert breakers.failed(0, 0.0)
+    breakers.renew(0)
+    assert router.choose("m") == 0
+    assert breakers.next_s() is None
+    assert breakers.failed(0, 1.0) and breakers.next_s() == 1.0 + COOL_DOWN_S, "nor does it wait longer"
+    assert breakers.tick(1.0 + COOL_DOWN_S) == [0]
+    assert router.choose("m") == 0
+    breakers.renew(0)
+    assert router.choose("m") == 0, "also while it was on trial"
+
+
+def test_breaker_that_may_not_open_counts(router: RequestRouter) -> None:
+    breakers = Breakers(router.table, trip_after=1)
+    assert not any(breakers.failed(0, 0.0, may_open=False) for _ in range(100))
+    assert router.choose("m") == 0
+    assert breakers.served(0)

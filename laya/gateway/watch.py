@@ -1,0 +1,123 @@
+"""Owns: whether engines still do anything. One that answers nothing, or holds requests and gives nothing, is stuck.
+
+Two questions, asked of each engine a few times a second at no cost to requests. Does it live? It is asked for its slots
+now and then, which llama.cpp answers between two batches, so a slow prefill is no silence. Does it get on? A stream
+that was sent and has no first token must show prefill progress. Time counts only while this process itself runs, so
+that nobody is found stuck after a suspend. What is stuck is stopped, by force if need be, and loaded again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from laya.errors import EngineStuck, LayaError
+from laya.gateway.endpoint import Endpoint
+from laya.routing.health import ProgressWatch
+
+if TYPE_CHECKING:
+    from laya.gateway.exchange import Exchange
+    from laya.gateway.fleet import Fleet
+
+ASK_EVERY_S = 5.0
+IDLE_LIMIT_S = 20.0  # an engine without work answers at once, or it is not there
+LONGEST_STEP_S = 1.0  # between two sweeps; what is longer, this process was stopped for
+_PATH = "/slots"
+
+
+class Watch:
+    """The engines of one fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._clock_s = 0.0  # of this process at work
+        self._swept_s: float | None = None
+        self._life = ProgressWatch()
+        self._progress = ProgressWatch()
+        self._n_answers: dict[Endpoint, int] = {}
+        self._asked_s: dict[Endpoint, float] = {}  # by our clock; infinite while the answer is awaited
+
+    def sweep(self, now_s: float) -> None:
+        """Look at every engine that should be at work."""
+        step_s = now_s - self._swept_s if self._swept_s is not None else 0.0
+        self._swept_s = now_s
+        self._clock_s += min(max(step_s, 0.0), LONGEST_STEP_S)
+        for endpoint in list(self._fleet.endpoints.values()):
+            if endpoint.is_serving:
+                self._look(endpoint)
+
+    def is_asking(self, endpoint: Endpoint) -> bool:
+        """Whether its answer is awaited."""
+        return self._asked_s.get(endpoint) == float("inf")
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Its engine is a new one, or gone."""
+        self._life.forget(endpoint.index)
+        self._progress.forget(endpoint.index)
+        self._asked_s.pop(endpoint, None)
+        self._n_answers.pop(endpoint, None)
+
+    def _look(self, endpoint: Endpoint) -> None:
+        limit_s = endpoint.settings.progress_timeout_s
+        ask_every_s = min(ASK_EVERY_S, limit_s / 4)
+        if self._clock_s - self._asked_s.setdefault(endpoint, self._clock_s) >= ask_every_s:
+            self._asked_s[endpoint] = float("inf")
+            self._fleet.spawn(self._ask(endpoint))
+        waiting = [exchange for exchange in endpoint.live if _waits_for_first_token(exchange, endpoint)]
+        done = endpoint.last_used_s, sum(exchange.prefill_done for exchange in endpoint.live)
+        begun = sum(exchange.first_token_s > 0 for exchange in endpoint.live)
+        still_s = self._progress.look(endpoint.index, (*done, begun) if waiting else None, self._clock_s)
+        answers = self._n_answers.get(endpoint, 0)
+        silent_s = self._life.look(endpoint.index, (*done, begun, answers), self._clock_s)
+        if silent_s > (limit_s if endpoint.live else min(limit_s, IDLE_LIMIT_S)):
+            self._give_up(endpoint, f"it has not answered for {silent_s:.0f} s")
+        elif still_s > limit_s:
+            n = len(waiting)
+            held = "1 request" if n == 1 else f"{n} requests"
+            self._give_up(endpoint, f"it has held {held} for {still_s:.0f} s without any progress")
+
+    async def _ask(self, endpoint: Endpoint) -> None:
+        pool = endpoint.pool
+        if pool is None:
+            return
+        try:
+            with contextlib.suppress(OSError):  # silence is what is watched for
+                await pool.fetch("GET", _PATH, deadline_s=endpoint.settings.progress_timeout_s)
+                if endpoint.pool is pool:
+                    self._n_answers[endpoint] = self._n_answers.get(endpoint, 0) + 1
+        finally:
+            if endpoint.pool is pool:
+                self._asked_s[endpoint] = self._clock_s
+
+    def _give_up(self, endpoint: Endpoint, what: str) -> None:
+        """Nothing goes to it any more; what waits there may go elsewhere, what runs ends, and a new engine comes."""
+        fleet = self._fleet
+        self.forget(endpoint)
+        endpoint.stuck = f"The engine of '{endpoint.name}' is stuck: {what}; it is stopped and started again."
+        fleet.stats.count_unload(endpoint.model_id, "stuck")
+        fleet.events.add("engine_stuck", f"the engine of '{endpoint.name}' is stuck: {what}", model=endpoint.model_id)
+        endpoint.close()
+        fleet.together.choose_eligible(endpoint)
+        fleet.together.leave_to_others(endpoint)
+        for exchange in list(endpoint.live):
+            exchange.fail(EngineStuck(endpoint.stuck, endpoint.mean_load_s))
+        fleet.spawn(self._restart(endpoint))
+
+    async def _restart(self, endpoint: Endpoint) -> None:
+        try:
+            await self._fleet.unload(endpoint, deadline_s=0.0)
+            await self._fleet.ready(endpoint)
+        except LayaError as error:
+            self._fleet.events.add("engine_lost", f"no new engine of '{endpoint.name}': {error.message}")
+        finally:
+            endpoint.stuck = None
+
+
+def _waits_for_first_token(exchange: Exchange, endpoint: Endpoint) -> bool:
+    """Whether the engine streams to us for it and has only its prompt to report of so far."""
+    parsed, pool = exchange.parsed, endpoint.pool
+    if exchange.connection is None or exchange.first_token_s or exchange.upstream_paused:
+        return False
+    if parsed is None or not parsed.generates or pool is None:
+        return False
+    return parsed.wants_stream or not pool.address.cancels_whole
