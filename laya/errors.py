@@ -8,6 +8,7 @@ so a status here is chosen by whether trying again can help.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -65,6 +66,17 @@ class InvalidApiKey(LayaError):
 
 class Forbidden(LayaError):
     code, type, http_status = "forbidden", "invalid_request_error", 403
+
+
+class ForbiddenModel(Forbidden):
+    """A model that is not on the list of the request's key."""
+
+    code = "forbidden_model"
+
+    def __init__(self, key: str, model: str, models: Sequence[str]) -> None:
+        may = ", ".join(models)
+        message = f"The key '{key}' may not use the model '{model}'; it may use: {may or 'none of those here'}."
+        super().__init__(message, param="model", models=list(models))
 
 
 class NotFound(LayaError):
@@ -136,6 +148,16 @@ class QueueFull(LayaError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimitExceeded(QueueFull):
+    """A key that asks for more at once or in a minute than it may. Carries the limit's name and the numbers."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: float, *, limit: str, allowed: int, used: int, asked: int) -> None:
+        super().__init__(message, math.ceil(retry_after_s))
+        self.details = {"limit": limit, "allowed": allowed, "used": used, "asked": asked}
 
 
 class QueueTimeout(QueueFull):
@@ -214,6 +236,12 @@ class EngineOutOfMemory(EngineFailed):
 
     def headers(self) -> dict[str, str]:
         return {"x-should-retry": "false"}
+
+
+class RequestCancelled(LayaError):
+    """Somebody who may cancel this request has done so. 499, so that no client tries it again."""
+
+    code, type, http_status = "request_cancelled", "invalid_request_error", 499
 
 
 class ServerStopping(LayaError):

@@ -15,6 +15,7 @@ import msgspec
 
 Task = Literal["chat", "embed", "rerank"]
 Priority = Literal["system", "interactive", "default", "bulk"]
+KeyRole = Literal["user", "metrics", "admin"]
 RoutePolicy = Literal[
     "auto", "session", "prefix", "least_tokens", "power_of_two", "weighted", "hash", "round_robin"
 ]  # how a model's endpoint is chosen; the order is the native core's
@@ -30,6 +31,20 @@ class EndpointKind(enum.IntEnum):
     COMPLETION = 2
     EMBEDDING = 3
     RERANK = 4
+
+
+class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """What an API key may do, and the digest that it is known by. None: no limit."""
+
+    name: str
+    sha256: str  # hex digits
+    role: KeyRole = "user"
+    models: tuple[str, ...] = ()  # ids, aliases or pools that it may use; none: all
+    expires_s: float | None = None  # Unix time
+    max_concurrent: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # of prompts and answers together
+    created_s: float | None = None  # Unix time; None: it stands in config.yaml
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
