@@ -13,7 +13,7 @@ from laya.memory.speed import SESSIONS, Range, Speed, predict_speed
 from laya.types import AskedSettings, Plan
 
 NOT_MEASURED = "not measured: `laya doctor` measures this machine once"
-ON_GPU = "not known: only the CPU of this machine was measured"
+ON_GPU = "not predicted on cards: Laya has measured no card, only processors, and makes no figure up"
 
 
 class PlanSpeed(msgspec.Struct, frozen=True, kw_only=True):

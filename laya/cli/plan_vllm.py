@@ -16,6 +16,7 @@ from laya.cli.output import print_json
 from laya.cli.plan_line import Alternative
 from laya.cli.plan_model import Asking
 from laya.cli.plan_show import show_alternatives, show_choices, show_devices, show_verdict
+from laya.cli.plan_speed import ON_GPU, PlanSpeed, show_speed, speed_fields
 from laya.errors import ConfigError
 from laya.memory import Budget, Machine, VllmSettings, plan_vllm
 from laya.memory.gpu import GpuMemory, GpuMeter
@@ -75,13 +76,16 @@ def show_vllm_plan(
     settings = _settings(found, flags, len(cards))
     plan = plan_vllm(found, asked, budget, cards, model_id=name, settings=settings, n_cores=Machine().cores())
     others = [] if plan.fits else _alternatives(name, asking, found, asked, plan, settings, budget)
+    speed = PlanSpeed(why_not=ON_GPU)
     if as_json:
         fields = {"engine": "vllm", "vllm": msgspec.to_builtins(settings), "limit": budget.limit}
+        fields["speed"] = speed_fields(speed, plan)
         print_json(msgspec.to_builtins(plan) | fields | {"alternatives": msgspec.to_builtins(others)})
         return plan.fits
     console = Console(highlight=False)
     show_devices(console, plan, budget)
     show_choices(console, plan, {*asking.settings, *({"kv_cache_dtype"} if kv_cache_dtype else ())})
+    show_speed(console, speed, plan)
     if others:
         show_alternatives(console, others)
     show_verdict(console, plan, found.weights.total_bytes)

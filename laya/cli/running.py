@@ -18,7 +18,12 @@ Model = Annotated[str, typer.Argument(help="Model id or alias.")]
 
 
 def ps(as_json: Json = False) -> None:
-    """Show loaded models, their memory and the requests they work on."""
+    """Show loaded models, their memory and the requests they work on.
+
+    MEASURED is the most that was resident, mapped pages of the model's file included; HELD is what an engine holds now
+    that the kernel cannot drop. The ceiling stops an engine by what it holds: mapped pages are dropped first, so that
+    MEASURED may stand above it.
+    """
     state = ServerClient().get("/admin/state")
     if as_json:
         print_json(state)
@@ -26,8 +31,8 @@ def ps(as_json: Json = False) -> None:
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column, justify in (
-        ("MODEL", "left"), ("STATE", "left"), ("PLANNED", "right"), ("MEASURED", "right"), ("CONTEXT", "right"),
-        ("RUNNING", "right"), ("QUEUED", "right"), ("IDLE", "right"), ("", "left"),
+        ("MODEL", "left"), ("STATE", "left"), ("PLANNED", "right"), ("MEASURED", "right"), ("HELD", "right"),
+        ("CONTEXT", "right"), ("RUNNING", "right"), ("QUEUED", "right"), ("IDLE", "right"), ("", "left"),
     ):  # fmt: skip
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     shown_models = [model for model in state["models"] if model["state"] != "unloaded"]
@@ -56,6 +61,7 @@ def _row(model: dict[str, Any]) -> list[str]:
         f"[{colour}]{model['state']}[/]",
         f"{sum(device['total_bytes'] for device in plan['devices']) / MIB:.0f} MiB" if plan else "-",
         f"{measured / MIB:.0f} MiB" if measured else "-",
+        f"{model['anonymous_bytes'] / MIB:.0f} MiB" if model["anonymous_bytes"] else "-",
         f"{settings['max_num_seqs']} x {settings['max_seq_len']}" if settings else "-",
         str(model["running"]),
         str(model["queued"]),

@@ -29,7 +29,7 @@ from laya.gateway.server import run as run_server
 from laya.memory import size_text
 from laya.models import home_path, resolve
 from laya.routing import NATIVE, WHY_NOT_NATIVE
-from laya.types import MIB
+from laya.types import MIB, ModelStatus
 
 Models = Annotated[list[str] | None, typer.Argument(help="Models to load at once; others are loaded when asked for.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Default: ./config.yaml if there is one.")]
@@ -179,11 +179,19 @@ def _say_loaded(console: Console, gateway: Gateway, endpoint: Endpoint) -> None:
         )
     for name, reason in plan.reasons.items():
         console.print(f"           [dim]{name} {getattr(plan.settings, name, '')}: {reason}[/]")
-    measured = ""
-    if status.measured_bytes:
-        measured = f", measured {status.measured_bytes / MIB:.0f} MiB of {plan.need_bytes / MIB:.0f} planned"
     ceiling = gateway.ceilings.words(endpoint.name)
-    console.print(f" [dim]loaded[/]    in {endpoint.mean_load_s:.1f} s{measured}" + (f"; {ceiling}" if ceiling else ""))
+    words = f"in {endpoint.mean_load_s:.1f} s{_measured(status)}" + (f"; {ceiling}" if ceiling else "")
+    console.print(f" [dim]loaded[/]    {words}")
+
+
+def _measured(status: ModelStatus) -> str:
+    """What the engines hold of their plan, and how much of that is pages of files: those the ceiling does not count,
+    since the kernel drops them before it stops an engine."""
+    if not status.measured_bytes or status.plan is None:
+        return ""
+    mapped = max(0, status.measured_bytes - status.anonymous_bytes)
+    planned = f"{status.measured_bytes / MIB:.0f} MiB of {status.plan.need_bytes / MIB:.0f} planned"
+    return f", measured {planned} ({mapped / MIB:.0f} of them mapped from files)"
 
 
 def _say_ready(

@@ -159,6 +159,7 @@ def test_ps_gives_the_error_of_a_failed_model_a_line_of_its_own(
         "state": "failed",
         "plan": None,
         "measured_bytes": None,
+        "anonymous_bytes": 0,
         "running": 0,
         "queued": 0,
     }

@@ -98,8 +98,8 @@ def test_load_and_unload_say_the_state(laya: Laya) -> None:
     assert (code, status["id"], status["state"]) == (0, "other", "ready")
     assert 0 < status["measured_bytes"] <= sum(device["total_bytes"] for device in status["plan"]["devices"])
     _, out, _ = laya("ps")
-    assert re.search(rf"{MODEL} +ready +\d+ MiB +\d+ MiB +1 x 4096 +0 +0 +\d+ s", out)
-    assert re.search(r"other +ready +\d+ MiB +\d+ MiB +1 x 512 +0 +0 +\d+ s", out)
+    assert re.search(rf"{MODEL} +ready +\d+ MiB +\d+ MiB +\d+ MiB +1 x 4096 +0 +0 +\d+ s", out)
+    assert re.search(r"other +ready +\d+ MiB +\d+ MiB +\d+ MiB +1 x 512 +0 +0 +\d+ s", out)
     assert "1 more can be loaded" in out
     code, out, _ = laya("unload", "smollm2", "--json")
     assert (code, json.loads(out)["state"]) == (0, "unloaded")

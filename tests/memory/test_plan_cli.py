@@ -224,6 +224,18 @@ def test_description_is_planned_by_its_figures(laya_plan: Any, tmp_path: Path) -
     assert seen["fits"]
 
 
+def test_no_speed_is_made_up_for_cards(laya_plan: Any, make_gguf: MakeGguf, tmp_path: Path) -> None:
+    """Neither with rates of the CPU at hand, nor for vLLM."""
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 8,
+              "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 2048, "vocab_size": 32000,
+              "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}  # fmt: skip
+    (tmp_path / "hf.json").write_text(json.dumps(config))
+    for words in ((make_gguf(), "--gpu-memory", "24GiB"), ("hf.json", "--vllm", "--gpu-memory", "24GiB")):
+        assert "not predicted on cards" in laya_plan(*words)[1]
+        speed = json.loads(laya_plan(*words, "--json")[1])["speed"]
+        assert speed["estimate"] is None and "measured no card" in speed["why"]
+
+
 def test_whole_config_says_what_coexists_and_what_makes_way(
     laya_plan: Any, make_gguf: MakeGguf, tmp_path: Path
 ) -> None:
