@@ -26,11 +26,14 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
     load: float  # the machine's load average before: above half a core the figures are too low
     matrix_s: dict[str, tuple[float, ...]]  # weight type -> seconds per weight at each of BATCHES, weights in cache
     streamed_s: dict[str, float]  # weight type -> the same with one token, weights from memory
-    attention_s: dict[str, tuple[float, float]]  # KV type -> seconds per head, token kept and width: 1 token, a batch
-    deep_s: dict[str, float]  # KV type -> the same with one token, the cache from memory
+    # KV type -> seconds of attention per head and token kept: for one token, the same per element of width, both in
+    # cache; and per element of width for each token of a batch
+    attention_s: dict[str, tuple[float, float, float]]
+    # heads whose rows lie side by side -> bytes attended to over and over -> seconds waited for each byte of a head
+    kept_wait_s: tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
     reads: tuple[tuple[int, float], ...]  # bytes read over and over -> bytes a second
     reads_all: tuple[tuple[int, float], ...]  # the same by all threads
-    op_s: float  # an operation on next to nothing
+    op_s: float  # an operation on a narrow row, after a pass over weights
     op_all_s: float  # the same by all threads, who wait for each other after it
     speedup: float  # how many times faster all threads compute than one
 
@@ -41,17 +44,17 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
 
     def read_bytes_per_s(self, n_bytes: float, n_threads: int) -> float:
         """Bytes a second when so many are read over and over: caches hold what is small."""
-        one, every = _at(self.reads, n_bytes), _at(self.reads_all, n_bytes)
+        one, every = (1 / _at(_byte_s(reads), n_bytes) for reads in (self.reads, self.reads_all))
         share = (min(n_threads, self.n_threads) - 1) / max(1, self.n_threads - 1)
         return one + share * (max(one, every) - one)
 
     def missed(self, n_bytes: float) -> float:
         """How far a working set of this size is from lying in cache (0) to coming from memory (1)."""
-        fast, slow = self.reads[0][1], self.reads[-1][1]
-        if slow >= fast:
+        seconds = _byte_s(self.reads)
+        fast, slow = seconds[0][1], seconds[-1][1]
+        if slow <= fast:
             return 0.0
-        share = (1 / _at(self.reads, n_bytes) - 1 / fast) / (1 / slow - 1 / fast)
-        return min(1.0, max(0.0, share))
+        return min(1.0, max(0.0, (_at(seconds, n_bytes) - fast) / (slow - fast)))
 
     def weight_s(self, type_name: str, n_tokens: float) -> float:
         """Seconds per weight in cache for a product with so many tokens; a type not timed is the slowest one."""
@@ -66,20 +69,35 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
             return max(self.waiting_s(name) for name in self.streamed_s)
         return self.streamed_s[type_name] - self.matrix_s[type_name][0]
 
-    def position_s(self, kv_type: str, *, missed: float | None) -> float:
-        """Seconds of attention per head, token kept and element of a head's width, for each new token.
+    def attended_s(self, kv_type: str, width: float) -> float:
+        """Seconds of attention per head and token kept, for one token, with heads so wide, in cache."""
+        one, element, _ = self._attention_s(kv_type)
+        return one + width * element
 
-        missed: how much of the cache comes from memory, for a step of one token a sequence; None: a batch of a prompt.
+    def batch_attended_s(self, kv_type: str) -> float:
+        """Seconds of attention per head, token kept and element of width, for each token of a batch."""
+        return self._attention_s(kv_type)[2]
+
+    def kept_byte_wait_s(self, n_heads: int, n_bytes: float) -> float:
+        """Seconds waited for a byte of a head's keys and values where so many bytes are read over and over.
+
+        n_heads: of a layer's cache. Their rows lie side by side, so each head skips those of the others: what memory
+        gives at once is the less of use the more there are.
         """
-        one, batch = self.attention_s.get(kv_type) or max(self.attention_s.values())
-        if missed is None:
-            return batch
-        return one + missed * max(0.0, self.deep_s.get(kv_type, one) - one)
+        return _at(tuple((n, _at(waits, n_bytes)) for n, waits in self.kept_wait_s), n_heads)
+
+    def _attention_s(self, kv_type: str) -> tuple[float, float, float]:
+        return self.attention_s.get(kv_type) or max(self.attention_s.values())
 
 
 def hardware_key(machine: Machine) -> str:
     """What rates hold for: processor, cores engines may use, engine build."""
     return f"{machine.facts().cpu_model}, {machine.cores()} cores, xllamacpp {version('xllamacpp')}"
+
+
+def _byte_s(reads: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Seconds a byte: between two sizes it is these, not their inverse, that grow with the share that is not in cache."""
+    return [(n_bytes, 1 / bytes_per_s) for n_bytes, bytes_per_s in reads]
 
 
 def _at(points: Sequence[tuple[float, float]], x: float) -> float:

@@ -104,7 +104,7 @@ def _decode_step(
     for part in work:
         step.compute += _compute_s(facts, part, rates, sessions) / gain
         step.waiting += _waiting_s(facts, part, rates, sessions, read, settings.n_threads)
-    step.compute += sessions * _attention_s(facts, settings, rates, kept, missed=rates.missed(read)) / gain
+    step.compute += sessions * _attention_s(facts, settings, rates, kept, read) / gain
     step.reading = read / rates.read_bytes_per_s(read, settings.n_threads)
     _add_fixed(step, facts, settings, rates, n_steps=1, n_rows=sessions)
     return step
@@ -121,7 +121,7 @@ def _prefill(facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, 
             step.compute += sessions * _compute_s(facts, part, rates, 1) / gain
         else:
             step.compute += n_steps * _compute_s(facts, part, rates, per_step) / gain
-    step.compute += tokens * _attention_s(facts, settings, rates, prompt / 2, missed=None) / gain
+    step.compute += tokens * _batch_attention_s(facts, settings, rates, prompt / 2) / gain
     read = sum(_bytes_read(facts, part, per_step) for part in work if part.part != "output")
     step.reading = n_steps * read / rates.read_bytes_per_s(read, settings.n_threads)
     _add_fixed(step, facts, settings, rates, n_steps=n_steps, n_rows=sessions)
@@ -141,10 +141,14 @@ def _compute_s(facts: ModelFacts, part: Matrices, rates: MachineRates, n_tokens:
 def _waiting_s(
     facts: ModelFacts, part: Matrices, rates: MachineRates, n_tokens: float, working_set: float, n_threads: int
 ) -> float:
-    """Seconds a pass over these matrices waits for memory; threads wait at once, as far as memory serves them all."""
-    one, every = (rates.read_bytes_per_s(working_set, n) for n in (1, n_threads))
+    """Seconds a pass over these matrices waits for memory; threads wait at once, as far as memory serves them all.
+
+    An expert is read again only when some token is sent to it, after the others of several steps.
+    """
     share = _bytes_read(facts, part, n_tokens) / max(1.0, part.n_bytes)
-    return part.elements * share * rates.missed(working_set) * rates.waiting_s(part.type_name) * one / every
+    between = working_set / max(share, 1e-9)
+    one, every = (rates.read_bytes_per_s(between, n) for n in (1, n_threads))
+    return part.elements * share * rates.missed(between) * rates.waiting_s(part.type_name) * one / every
 
 
 def _bytes_read(facts: ModelFacts, part: Matrices, n_tokens: float) -> float:
@@ -160,19 +164,31 @@ def _experts_touched(facts: ModelFacts, n_tokens: float) -> float:
 
 
 def _attention_s(
-    facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, kept: float, *, missed: float | None
+    facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, kept: float, working_set: float
 ) -> float:
     """Seconds one thread attends with one new token over the tokens kept, in all layers.
 
-    Heads that share keys and values come one after the other: only the first of them waits for memory.
+    Heads that share keys and values come one after the other: the first of them finds what the last step left in
+    cache, the others what the layer did.
     """
-    total = 0.0
+    total, element_bytes = 0.0, _kv_element_bytes(settings)
     for layer, n_head in zip(facts.shape.layers, facts.shape.n_head, strict=False):
-        shared = min(1.0, layer.n_head_kv / max(1, n_head))
-        share = None if missed is None else missed * shared
-        seconds = rates.position_s(settings.kv_cache_dtype, missed=share)
-        total += seconds * n_head * _seen(layer, kept) * _width(layer)
+        shared, seen = min(1.0, layer.n_head_kv / max(1, n_head)), _seen(layer, kept)
+        row_bytes = 2 * _width(layer) * element_bytes
+        first, others = (
+            rates.kept_byte_wait_s(layer.n_head_kv, n_bytes)
+            for n_bytes in (working_set, seen * layer.n_head_kv * row_bytes)
+        )
+        wait_s = row_bytes * (shared * first + (1 - shared) * others)
+        total += n_head * seen * (rates.attended_s(settings.kv_cache_dtype, _width(layer)) + wait_s)
     return total
+
+
+def _batch_attention_s(facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, kept: float) -> float:
+    """Seconds one thread attends with each token of a prompt over the tokens kept, in all layers."""
+    layers = zip(facts.shape.layers, facts.shape.n_head, strict=False)
+    elements = sum(n_head * _seen(layer, kept) * _width(layer) for layer, n_head in layers)
+    return elements * rates.batch_attended_s(settings.kv_cache_dtype)
 
 
 def _width(layer: LayerShape) -> float:

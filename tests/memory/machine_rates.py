@@ -10,6 +10,7 @@ from laya.memory.rates import BATCHES, MachineRates
 from laya.types import MIB
 
 WEIGHT_S = 1e-10  # per weight and token, one thread, in cache
+WAIT_S = 5e-11  # for a byte of a lone head's keys and values that comes from memory
 READ = 10e9  # bytes a second from memory
 RATES = MachineRates(
     hardware="a machine, 4 cores",
@@ -18,8 +19,8 @@ RATES = MachineRates(
     load=0.0,
     matrix_s={"Q8_0": tuple(WEIGHT_S * n for n in BATCHES), "F16": tuple(2 * WEIGHT_S * n for n in BATCHES)},
     streamed_s={"Q8_0": 2 * WEIGHT_S, "F16": 4 * WEIGHT_S},
-    attention_s={"f16": (4e-10, 1e-10), "q8_0": (5e-10, 5e-10)},
-    deep_s={"f16": 8e-10, "q8_0": 6e-10},
+    attention_s={"f16": (1e-8, 2e-10, 1e-10), "q8_0": (1e-8, 3e-10, 5e-10)},
+    kept_wait_s=((1, ((MIB, 0.0), (128 * MIB, WAIT_S))), (8, ((MIB, 0.0), (128 * MIB, 5 * WAIT_S)))),
     reads=((MIB, 40e9), (128 * MIB, READ)),
     reads_all=((MIB, 160e9), (128 * MIB, 2 * READ)),
     op_s=1e-7,

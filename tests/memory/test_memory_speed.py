@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from machine_rates import RATES, READ, WEIGHT_S, rates_with
+from machine_rates import RATES, READ, WAIT_S, WEIGHT_S, rates_with
 from small_gguf import MakeGguf
 
 from laya.bench.generated_models import SHAPES, generate
@@ -15,7 +15,7 @@ from laya.memory import Budget, plan_file, read_facts
 from laya.memory.rates import MachineRates
 from laya.memory.speed import Range, Speed, predict_speed
 from laya.memory.work import work_of
-from laya.types import AskedSettings
+from laya.types import MIB, AskedSettings
 
 BIG = {"n_layer": 16, "n_embd": 2048, "n_head": 32, "n_head_kv": 8, "n_ff": 8192, "n_vocab": 320}
 
@@ -110,7 +110,21 @@ def test_rates_between_and_beyond_what_was_timed() -> None:
     assert RATES.missed(1 << 40) == 1
     assert RATES.threads_gain(1) == 1
     assert RATES.threads_gain(4) == RATES.threads_gain(9) == 4
-    assert RATES.position_s("q4_1", missed=None) >= RATES.position_s("f16", missed=None)
+    assert RATES.attended_s("f16", 128) == pytest.approx(1e-8 + 128 * 2e-10)
+    assert RATES.batch_attended_s("q4_1") >= RATES.batch_attended_s("f16")
+
+
+def test_heads_side_by_side_wait_longer_for_what_is_not_in_cache() -> None:
+    assert RATES.kept_byte_wait_s(8, 1) == 0
+    assert RATES.kept_byte_wait_s(1, 1 << 40) == WAIT_S
+    assert WAIT_S < RATES.kept_byte_wait_s(4, 1 << 40) < RATES.kept_byte_wait_s(8, 1 << 40)
+    assert RATES.kept_byte_wait_s(64, 1 << 40) == 5 * WAIT_S
+
+
+def test_what_is_missed_grows_with_the_set_between_two_that_were_timed() -> None:
+    rates = rates_with(reads=((MIB, 40e9), (65 * MIB, 10e9)))
+    assert rates.missed(33 * MIB) == pytest.approx(0.5)
+    assert 1 / rates.read_bytes_per_s(33 * MIB, 1) == pytest.approx((1 / 40e9 + 1 / 10e9) / 2)
 
 
 def test_kernels_of_the_engine_can_be_timed() -> None:
@@ -119,7 +133,8 @@ def test_kernels_of_the_engine_can_be_timed() -> None:
         "from laya.bench import rates\n"
         "rates.REPEATS = 1\n"
         "assert rates._weight_s('Q8_0', 1) > 0 and rates._weight_s('Q4_0', 8) > 0\n"
-        "assert rates._position_s('q8_0', 1, 256) > 0 and rates._read_s(1, 1) > 0 and rates._tiny_op_s(1) > 0\n"
+        "assert rates._row_s('q8_0', 64) > 0 and rates._batch_s('f16') > 0 and rates._kept_s(4, 2) > 0\n"
+        "assert rates._read_s(1, 1) > 0 and rates._cold_op_s(1) > 0\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
