@@ -54,4 +54,20 @@ _MACHINE_RATES = (
     """,
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_CONVERSATIONS, _CORRECTIONS, _MACHINE_RATES)
+_API_KEYS = (
+    """
+    CREATE TABLE api_key (
+        name TEXT PRIMARY KEY,
+        sha256 TEXT NOT NULL UNIQUE,
+        role TEXT NOT NULL CHECK (role IN ('user', 'metrics', 'admin')),
+        models TEXT NOT NULL DEFAULT '[]',
+        expires_s REAL,
+        max_concurrent INTEGER,
+        requests_per_minute INTEGER,
+        tokens_per_minute INTEGER,
+        created_s REAL NOT NULL
+    )
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_CONVERSATIONS, _CORRECTIONS, _MACHINE_RATES, _API_KEYS)

@@ -6,10 +6,11 @@ from types import TracebackType
 
 from laya.store.conversations import ConversationTables
 from laya.store.corrections import CorrectionTables
+from laya.store.keys import KeyTables
 from laya.store.rates import RatesTables
 
 
-class Store(ConversationTables, CorrectionTables, RatesTables):
+class Store(ConversationTables, CorrectionTables, RatesTables, KeyTables):
     """`Store(path)` opens or makes the file (mode 0600). Raises StoreError naming the file.
 
     Threads may share a store; each has its own connection, and `close` closes the caller's.

@@ -1,0 +1,55 @@
+"""API keys in the store: digests only, one of a name, and a stamp that says when they changed."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from laya.errors import InvalidRequest, NotFound
+from laya.store import Store
+from laya.types import KeyGrant
+
+
+def grant(name: str, **fields: object) -> KeyGrant:
+    return KeyGrant(name=name, sha256=sha256(name.encode()).hexdigest(), **fields)  # type: ignore[arg-type]
+
+
+def test_a_key_is_kept_as_it_was_granted(tmp_path: Path) -> None:
+    limits = {"max_concurrent": 2, "requests_per_minute": 3, "tokens_per_minute": 4, "expires_s": 5.5}
+    with Store(tmp_path / "laya.db") as store:
+        first = store.keep_key(grant("first", role="admin", models=("a", "b"), **limits))
+        store.keep_key(grant("second"))
+    with Store(tmp_path / "laya.db") as store:
+        assert [key.name for key in store.keys()] == ["first", "second"]
+        assert store.keys()[0] == first
+        assert store.keys()[1].role == "user"
+
+
+def test_a_name_is_of_one_key(tmp_path: Path) -> None:
+    with Store(tmp_path / "laya.db") as store:
+        store.keep_key(grant("laptop"))
+        with pytest.raises(InvalidRequest, match="'laptop' already"):
+            store.keep_key(grant("laptop", role="admin"))
+        assert store.keys()[0].role == "user"
+
+
+def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path) -> None:
+    with Store(tmp_path / "laya.db") as store:
+        with pytest.raises(NotFound, match="There is none"):
+            store.drop_key("laptop")
+        store.keep_key(grant("laptop"))
+        with pytest.raises(NotFound, match="Did you mean 'laptop'"):
+            store.drop_key("labtop")
+
+
+def test_every_change_moves_the_stamp(tmp_path: Path) -> None:
+    path = tmp_path / "laya.db"
+    with Store(path) as store:
+        assert not store.keys_stamp.exists()
+        store.keep_key(grant("laptop"))
+        made_ns = store.keys_stamp.stat().st_mtime_ns
+        store.drop_key("laptop")
+        assert store.keys_stamp.stat().st_mtime_ns > made_ns
+        assert store.keys() == []
