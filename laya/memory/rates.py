@@ -44,17 +44,24 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
 
     def read_bytes_per_s(self, n_bytes: float, n_threads: int) -> float:
         """Bytes a second when so many are read over and over: caches hold what is small."""
-        one, every = (1 / _at(_byte_s(reads), n_bytes) for reads in (self.reads, self.reads_all))
-        share = (min(n_threads, self.n_threads) - 1) / max(1, self.n_threads - 1)
-        return one + share * (max(one, every) - one)
+        return 1 / _at(self._byte_s(n_threads), n_bytes)
 
-    def missed(self, n_bytes: float) -> float:
+    def missed(self, n_bytes: float, n_threads: int) -> float:
         """How far a working set of this size is from lying in cache (0) to coming from memory (1)."""
-        seconds = _byte_s(self.reads)
+        seconds = self._byte_s(n_threads)
         fast, slow = seconds[0][1], seconds[-1][1]
         if slow <= fast:
             return 0.0
         return min(1.0, max(0.0, (_at(seconds, n_bytes) - fast) / (slow - fast)))
+
+    def _byte_s(self, n_threads: int) -> list[tuple[int, float]]:
+        """Bytes read over and over -> seconds a byte.
+
+        Between two sizes it is these, not their inverse, that grow with the share of the set that is not in cache.
+        """
+        share = (min(n_threads, self.n_threads) - 1) / max(1, self.n_threads - 1)
+        pairs = zip(self.reads, self.reads_all, strict=True)
+        return [(n_bytes, 1 / (one + share * (max(one, every) - one))) for (n_bytes, one), (_, every) in pairs]
 
     def weight_s(self, type_name: str, n_tokens: float) -> float:
         """Seconds per weight in cache for a product with so many tokens; a type not timed is the slowest one."""
@@ -63,11 +70,12 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
             return timed[-1] * n_tokens / BATCHES[-1]
         return _at(tuple(zip(BATCHES, timed, strict=True)), n_tokens)
 
-    def waiting_s(self, type_name: str) -> float:
-        """Seconds per weight that one thread waits for weights from memory, once a pass."""
+    def waiting_s(self, type_name: str, n_threads: int = 1) -> float:
+        """Seconds per weight from memory that so many threads wait at once, as far as memory serves them all."""
         if type_name not in self.streamed_s:
-            return max(self.waiting_s(name) for name in self.streamed_s)
-        return self.streamed_s[type_name] - self.matrix_s[type_name][0]
+            return max(self.waiting_s(name, n_threads) for name in self.streamed_s)
+        one, every = (self._byte_s(n)[-1][1] for n in (1, n_threads))
+        return (self.streamed_s[type_name] - self.matrix_s[type_name][0]) * every / one
 
     def attended_s(self, kv_type: str, width: float) -> float:
         """Seconds of attention per head and token kept, for one token, with heads so wide, in cache."""
@@ -93,11 +101,6 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
 def hardware_key(machine: Machine) -> str:
     """What rates hold for: processor, cores engines may use, engine build."""
     return f"{machine.facts().cpu_model}, {machine.cores()} cores, xllamacpp {version('xllamacpp')}"
-
-
-def _byte_s(reads: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Seconds a byte: between two sizes it is these, not their inverse, that grow with the share that is not in cache."""
-    return [(n_bytes, 1 / bytes_per_s) for n_bytes, bytes_per_s in reads]
 
 
 def _at(points: Sequence[tuple[float, float]], x: float) -> float:

@@ -146,9 +146,8 @@ def _waiting_s(
     An expert is read again only when some token is sent to it, after the others of several steps.
     """
     share = _bytes_read(facts, part, n_tokens) / max(1.0, part.n_bytes)
-    between = working_set / max(share, 1e-9)
-    one, every = (rates.read_bytes_per_s(between, n) for n in (1, n_threads))
-    return part.elements * share * rates.missed(between) * rates.waiting_s(part.type_name) * one / every
+    missed = rates.missed(working_set / max(share, 1e-9), n_threads)
+    return part.elements * share * missed * rates.waiting_s(part.type_name, n_threads)
 
 
 def _bytes_read(facts: ModelFacts, part: Matrices, n_tokens: float) -> float:

@@ -106,8 +106,8 @@ def test_rates_between_and_beyond_what_was_timed() -> None:
     assert RATES.weight_s("Q8_0", 3) == pytest.approx(3 * WEIGHT_S)
     assert RATES.weight_s("Q8_0", 256) == pytest.approx(256 * WEIGHT_S)
     assert RATES.weight_s("IQ1_S", 1) == 2 * WEIGHT_S  # not timed: as slow as the slowest
-    assert RATES.missed(1) == 0
-    assert RATES.missed(1 << 40) == 1
+    assert RATES.missed(1, 1) == 0
+    assert RATES.missed(1 << 40, 4) == 1
     assert RATES.threads_gain(1) == 1
     assert RATES.threads_gain(4) == RATES.threads_gain(9) == 4
     assert RATES.attended_s("f16", 128) == pytest.approx(1e-8 + 128 * 2e-10)
@@ -122,8 +122,8 @@ def test_heads_side_by_side_wait_longer_for_what_is_not_in_cache() -> None:
 
 
 def test_what_is_missed_grows_with_the_set_between_two_that_were_timed() -> None:
-    rates = rates_with(reads=((MIB, 40e9), (65 * MIB, 10e9)))
-    assert rates.missed(33 * MIB) == pytest.approx(0.5)
+    rates = rates_with(reads=((MIB, 40e9), (65 * MIB, 10e9)), reads_all=((MIB, 40e9), (65 * MIB, 10e9)))
+    assert rates.missed(33 * MIB, 1) == pytest.approx(0.5)
     assert 1 / rates.read_bytes_per_s(33 * MIB, 1) == pytest.approx((1 / 40e9 + 1 / 10e9) / 2)
 
 
