@@ -237,7 +237,7 @@ void test_bench_checks_its_answers(std::size_t n_requests) {
 // For counting instructions: `test_route_table count N MODELS ENDPOINTS` chooses and settles N times, uniformly over the
 // models; two N apart by a million differ by what a million of them take.
 int count(std::uint32_t n_requests, std::uint32_t n_models, std::uint32_t n_endpoints) {
-    RouteTable table(n_endpoints, 1 << 20, 8192);
+    RouteTable table(n_endpoints, std::max(std::size_t{1} << 20, std::size_t{32} * n_models), 8192);  // a quarter is used
     std::vector<ModelRoute> routes;
     std::vector<RequestFeature> features;
     for (std::uint32_t i = 0; i < n_models; ++i) {
