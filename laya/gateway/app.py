@@ -42,6 +42,8 @@ class Guard:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         given = next((value for name, value in headers if name == b"x-request-id"), b"")
         request_id = given if 0 < len(given) <= REQUEST_ID_LIMIT_BYTES else new_request_id()
+        if request_id is not given:
+            scope["headers"] = [*headers, (b"x-request-id", request_id)]  # the same one for what a handler asks for
 
         async def send_with_id(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -74,6 +76,7 @@ def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
         Route(admin + "/unload", desk.unload, methods=["POST"]),
         Route(admin + "/slots", desk.slots),
         Route(admin + "/logs", desk.logs),
+        *desk.apis,
     ]
     known = [route.path for route in routes if "{" not in route.path] + [path.decode() for path in HOT_PATHS]
 

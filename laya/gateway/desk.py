@@ -14,6 +14,7 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 import laya
 from laya.errors import EngineFailed, InvalidRequest
@@ -43,6 +44,7 @@ class Desk:
         self._registry = CollectorRegistry()
         self._registry.register(LayaCollector(stats, fleet.statuses, lambda: fleet.budget().bytes, fleet.kv_tokens))
         self._stats = stats
+        self.apis: list[Route] = []  # other APIs, translated to this server's own
         self.preloads_pending = 0
         self.closing = asyncio.Event()  # the server is asked to end
 

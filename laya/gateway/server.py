@@ -31,14 +31,15 @@ from laya.engines.process import EngineProcess
 from laya.engines.supervisor import Supervisor
 from laya.errors import ConfigError, LayaError, ServerStopping
 from laya.gateway.app import build_app
-from laya.gateway.auth import KeyRing
 from laya.gateway.desk import Desk
 from laya.gateway.dispatch import Dispatcher
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
-from laya.gateway.fleet import Fleet
+from laya.gateway.fleet import DATABASE, Fleet
 from laya.gateway.guarding import Guarding, claim_ceilings
+from laya.gateway.inner import Inner
 from laya.gateway.limits import Limits
+from laya.gateway.live_keys import LiveKeys
 from laya.gateway.protocol import LayaProtocol
 from laya.memory import Machine
 from laya.metrics import GatewayStats
@@ -168,8 +169,16 @@ class Gateway:
             events=self.events,
         )
         self.config = config
-        self.keys = KeyRing([(key.name, key.sha256) for key in config.server.api_keys], config.server.cors_origins)
+        self.keys = LiveKeys(config.server, home / DATABASE)
         self.dispatcher = Dispatcher(self.fleet, self.router, self.keys, self.stats)
+        server = config.server
+        self.limits = Limits(
+            max_body_bytes=server.max_body_bytes,
+            header_timeout_s=server.header_timeout_s,
+            body_timeout_s=server.body_timeout_s,
+            keep_alive_s=server.keep_alive_s,
+        )
+        self.inner = Inner(self.dispatcher, self.limits)
         self.fleet.pump = self.dispatcher.pump
         self.fleet.pass_on = self.dispatcher.retries.try_elsewhere
         self.guarding = Guarding(
@@ -194,16 +203,9 @@ class Gateway:
 
     def protocol(self) -> type[LayaProtocol]:
         """The connection class of this server."""
-        server = self.config.server
-        limits = Limits(
-            max_body_bytes=server.max_body_bytes,
-            header_timeout_s=server.header_timeout_s,
-            body_timeout_s=server.body_timeout_s,
-            keep_alive_s=server.keep_alive_s,
-        )
         own = {
             "dispatcher": self.dispatcher,
-            "limits": limits,
+            "limits": self.limits,
             "lane": self.fleet.lane,
             "takes_plain": not self.dispatcher.rules,
         }
@@ -215,7 +217,7 @@ async def sweep(server: uvicorn.Server, gateway: Gateway) -> None:
         await asyncio.sleep(SWEEP_EVERY_S)
         now_s = time.monotonic()
         connections: list[Any] = list(server.server_state.connections)
-        for swept in (*connections, gateway.fleet):
+        for swept in (*connections, gateway.fleet, gateway.keys):
             try:
                 swept.sweep(now_s)
             except Exception:  # no fault in one place ends the deadlines of the others

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.routing import Route
 from uvicorn.server import ServerState
 
 from laya.bench.stub_gateway import StubSupervisor, stub_plan
@@ -251,10 +252,11 @@ async def front(
     model: dict[str, Any] | None = None,
     planned: dict[str, Any] | None = None,
     routing: RoutingConfig | None = None,
+    apis: Callable[[Gateway], list[Route]] | None = None,
 ) -> AsyncIterator[Front]:
     """A gateway whose model 'stub' is a scripted engine. `server`, `model`, `planned`: settings other than the usual.
 
-    loaded: False leaves the model to be loaded by the first request that names it.
+    loaded: False leaves the model to be loaded by the first request that names it. apis: more routes of its app.
     """
     settings = {"replicas": 1} | (model or {})
     engines = [ScriptedEngine(script) for _ in range(settings["replicas"])]
@@ -274,6 +276,8 @@ async def front(
         gateway.fleet.plans[each.name] = plan
         if loaded:
             gateway.fleet.open(each, address)
+    if apis is not None:
+        gateway.desk.apis += apis(gateway)
     uvicorn = uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, None))
     uvicorn.load()
     state = ServerState()
