@@ -33,7 +33,7 @@ WEIGHT_TYPES = (
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 ROW, ROWS, STREAM_ROWS = 1024, 256, 1024  # a matrix that stays in the cache of any core
 PROBE = "Q8_0"  # the type with which threads are compared
-READ_MIB = (1, 8, 24, 64, 192, 384)  # what is read over and over
+READ_MIB = (1, 8, 24, 48, 128, 384)  # what is read over and over
 HEADS, HEAD_DIM, KEPT, BATCH = 4, 64, 1024, 128  # of attention as a prompt computes it
 NARROW, WIDE, FEW_KEPT = 64, 256, 512  # widths of a head, and rows of one head that any core's cache holds
 KEPT_HEADS, KEPT_MIB, KEPT_DIM, KEPT_LAYERS = (1, 4, 8), (2, 16, 64, 192), 128, 4  # caches that outgrow it
@@ -42,7 +42,9 @@ ENOUGH_S = 18.0  # on a busy machine one round has to do
 REPEATS = 1
 WORTH_S, MOST_REPEATS = 0.01, 10  # short runs are repeated for so long: what disturbs comes in pieces
 REPEATS_ALL = 4  # the best of more, since all threads must be undisturbed at once
-PASSES_S, LEAST_PASSES, MOST_PASSES = 0.1, 4, 24  # over what is read again and again: caches take some to fill
+PASSES = (
+    6  # over what is read again and again; many more, and a cache keeps what it would not between steps of an engine
+)
 STREAM_MIB = 96  # more than caches keep of what is read once a pass
 TINY_OPS, TINY_ROW, FLUSH_MIB = 1000, 512, 16  # after a pass over as much as pushes them out of the core's own cache
 DISTURBED_S = 0.3  # none takes so long by itself: threads wait for one that another program holds back
@@ -147,13 +149,11 @@ def _best_s(graph: Graph, n_threads: int) -> float:
 
 
 def _usual_s(graph: Graph, n_threads: int) -> float:
-    """Seconds of one run over memory: the median once caches hold what they will; by all threads the least."""
+    """Seconds of one run over memory: the median of all but the first."""
     clock = time.process_time if n_threads == 1 else time.perf_counter
     cpu = backend(n_threads)
     graph.compute(cpu)
-    n_passes = min(MOST_PASSES, max(LEAST_PASSES, round(PASSES_S / _timed(graph, cpu, clock))))
-    runs = [_timed(graph, cpu, clock) for _ in range(n_passes)][n_passes // 2 :]
-    return statistics.median(runs) if n_threads == 1 else min(runs)
+    return statistics.median(_timed(graph, cpu, clock) for _ in range(PASSES))
 
 
 def _timed(graph: Graph, cpu: int, clock: Callable[[], float]) -> float:
@@ -259,7 +259,7 @@ def _cold_op_s(n_threads: int) -> float:
         tensors.allocate()
         others.allocate()
         cpu, runs = backend(n_threads), []
-        for _ in range(LEAST_PASSES):
+        for _ in range(PASSES):
             flush.compute(cpu)
             runs.append(_timed(graph, cpu, clock))
         return (statistics.median(runs) if n_threads == 1 else min(runs)) / TINY_OPS
