@@ -21,6 +21,9 @@ WRITE_TIMEOUT_S = 600
 # How often a thread looks before it sleeps at llama.cpp's barriers. OpenMP's default, 300000, stops everything where
 # another program has a core: see docs/log.md.
 BARRIER_SPINS = "1000"
+# The share of a prompt that a sequence must hold to be given it; below, the one that idled longest is. llama.cpp's 0.1
+# gives a new conversation the sequence of another with the same system prompt, while others are free.
+SLOT_PROMPT_SIMILARITY = 0.5
 
 
 def params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
@@ -53,6 +56,7 @@ def _served_params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
         "warmup": True,
         "cont_batching": True,
         "ctx_shift": False,
+        "slot_prompt_similarity": SLOT_PROMPT_SIMILARITY,
     }
 
 
@@ -139,6 +143,7 @@ def flags(settings: EngineSettings) -> list[str]:
         "--fit": "off",
         "--cache-ram": planned.prompt_cache_bytes // MIB,
         "--ctx-checkpoints": 0,
+        "--slot-prompt-similarity": SLOT_PROMPT_SIMILARITY,
     } | _extra_flags(settings)
     words = ["--jinja", "--no-webui", "--offline", "--slots", "--props", "--no-context-shift", "--no-cache-idle-slots"]
     words += ["--kv-unified" if planned.kv_unified else "--no-kv-unified"]

@@ -26,6 +26,7 @@ SMALL: dict[str, Any] = {
     "n_threads": 1,  # two on a busy machine of two cores would wait for each other
     "task": "chat",
     "mmap": True,
+    "prompt_cache_bytes": 0,
 }
 MakeSettings = Callable[..., EngineSettings]
 

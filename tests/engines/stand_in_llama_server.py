@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 VALUES = (
     "model alias host port timeout threads-http ctx-size parallel cache-type-k cache-type-v flash-attn batch-size "
     "ubatch-size n-gpu-layers threads threads-batch load-mode spec-type fit cache-ram ctx-checkpoints chat-template "
+    "slot-prompt-similarity "
     "mmproj lora model-draft n-gpu-layers-draft pooling top-k flood-bytes greed-mib greed-later-mib"
 )
 SWITCHES = (

@@ -12,6 +12,7 @@ import pytest
 from laya.engines import llamacpp
 from laya.engines.settings import EngineSettings
 from laya.errors import BadModelFile, ConfigError
+from laya.types import MIB
 
 xllamacpp = pytest.importorskip("xllamacpp")
 MakeSettings = Callable[..., EngineSettings]
@@ -68,6 +69,7 @@ def test_defaults_that_grow_are_overridden(make_settings: MakeSettings, some_ggu
         "fit_params": False,
         "cache_ram_mib": 0,
         "n_ctx_checkpoints": 0,
+        "slot_prompt_similarity": 0.5,
         "model_alias": ["small"],
         "api_keys": ["key"],
         "hostnames": ["127.0.0.1"],
@@ -80,6 +82,13 @@ def test_defaults_that_grow_are_overridden(make_settings: MakeSettings, some_ggu
         "speculative.types": ["none"],
     }
     assert {name: params[name] for name in expected} == expected
+
+
+def test_prompt_cache_is_what_was_planned_in_mebibytes(make_settings: MakeSettings, some_gguf: Path) -> None:
+    settings = make_settings(some_gguf, prompt_cache_bytes=64 * MIB)
+    assert llamacpp.params(settings, "key")["cache_ram_mib"] == 64
+    flags = llamacpp.flags(settings)
+    assert flags[flags.index("--cache-ram") + 1] == "64"
 
 
 def test_args_come_last(make_settings: MakeSettings, some_gguf: Path) -> None:
