@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from laya.config.document import Document, KeyPath, dotted
 from laya.config.routing import RouteRule, RoutingConfig
 from laya.config.schema import Config
@@ -15,6 +17,7 @@ AUTO = "auto"  # the name that requests use to leave the choice of a model to th
 def check_routing(config: Config, document: Document) -> None:
     """Raises ConfigError for the first pool or rule that cannot do what it says."""
     _check_pools(config, document)
+    _check_weights(config, document)
     names: set[str] = set()
     catch_all = ""
     for index, rule in enumerate(config.routing.rules):
@@ -45,6 +48,26 @@ def _check_pools(config: Config, document: Document) -> None:
         inner = next((member for member in members if member in config.routing.pools or member == AUTO), None)
         if inner is not None:
             raise document.error(path, f"{dotted(path)}: {inner} is no model; a pool holds models only")
+
+
+def _check_weights(config: Config, document: Document) -> None:
+    """A weight decides among the models of a pool, and only where the policy of pools is `weighted`."""
+    pooled = {member for members in config.routing.pools.values() for member in members}
+    if config.weight is not UNSET:
+        raise document.error(("weight",), "weight: the same for every model decides nothing; set it under models.<id>")
+    for model_id, entry in config.models.items():
+        path: KeyPath = ("models", model_id, "weight")
+        if entry.weight is UNSET:
+            continue
+        if pooled.isdisjoint((model_id, *entry.aliases)):
+            raise document.error(
+                path, f"{dotted(path)}: counts in a pool only, and {model_id} is in none of routing.pools"
+            )
+        if config.policy != "weighted":
+            raise document.error(path, f"{dotted(path)}: counts only with `policy: weighted` at the top level")
+    for pool, members in config.routing.pools.items():
+        if config.policy == "weighted" and not any(config.for_model(member).weight for member in members):
+            raise document.error(("routing", "pools", pool), f"routing.pools.{pool}: each of its models has weight 0")
 
 
 def _check_target(rule: RouteRule, document: Document, path: KeyPath) -> None:

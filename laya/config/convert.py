@@ -10,6 +10,7 @@ from msgspec import inspect
 
 from laya.config.document import Document, KeyPath, dotted, shown
 from laya.config.foreign import foreign_key
+from laya.config.key_entries import key_entries
 from laya.config.routing import RoutingConfig
 from laya.config.schema import ApiKey, Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
 from laya.config.units import MAX_BYTES, check_budget, parse_bytes, parse_cache, parse_duration, parse_limit
@@ -37,7 +38,6 @@ _SECTIONS = {
 }  # fmt: skip
 MAX_NAMED_KEYS = 12
 MAX_INTEGER = 2**32 - 1  # what llama.cpp's context sizes and seeds are held in
-KEY_COMMAND = "`laya config hash-key` prints the entry to put here; the key itself is never kept"
 
 
 def to_struct(struct: type[_Struct], document: Document, path: KeyPath = (), data: Any = None) -> _Struct:
@@ -103,31 +103,7 @@ def _list_of(struct: type[_Struct], document: Document, path: KeyPath, value: An
 
 
 def _api_keys(struct: type[_Struct], document: Document, path: KeyPath, value: Any) -> list[_Struct]:
-    """Messages here never show a value: it may be a key that works."""
-    keys = []
-    if value is not None and not isinstance(value, list):
-        raise document.error(path, f"{dotted(path)}: expected a list of name and sha256. {KEY_COMMAND}")
-    for index, entry in enumerate(value or []):
-        where = (*path, index)
-        if isinstance(entry, str):
-            raise document.error(where, f"{dotted(where)} is a plain key. {KEY_COMMAND}")
-        if isinstance(entry, dict):
-            plain = next((key for key in entry if key in ("key", "api_key", "token", "value")), None)
-            if plain:
-                raise document.error((*where, plain), f"{dotted((*where, plain))} is a plain key. {KEY_COMMAND}")
-            entry = _lowered_hash(document, where, entry)
-        keys.append(to_struct(struct, document, where, entry))
-    return keys
-
-
-def _lowered_hash(document: Document, path: KeyPath, entry: dict[str, Any]) -> dict[str, Any]:
-    digest = entry.get("sha256")
-    if digest is None:
-        return entry
-    if not isinstance(digest, str) or len(digest) != 64 or set(digest.lower()) - set("0123456789abcdef"):
-        where = (*path, "sha256")
-        raise document.error(where, f"{dotted(where)} is not a SHA-256 (64 hex digits). {KEY_COMMAND}")
-    return entry | {"sha256": digest.lower()}
+    return [to_struct(struct, document, where, entry) for where, entry in key_entries(document, path, value)]
 
 
 def _parse_unit(annotation: Any, value: Any) -> Any:

@@ -60,8 +60,17 @@ def json_schema() -> dict[str, Any]:
         }
         if not definition.get("required"):
             definition.pop("required", None)
+    _give_key_sources(schema["$defs"]["ApiKey"])
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "config.yaml of Laya"}
     return head | schema
+
+
+def _give_key_sources(definition: dict[str, Any]) -> None:
+    """An entry of api_keys names one place that its digest comes from; only the digest reaches the struct."""
+    about = {"description": "The key itself, from the environment and never written here: ${env.NAME}."}
+    definition["properties"]["key"] = about | _VARIABLE
+    definition["required"] = ["name"]
+    definition["oneOf"] = [{"required": [source]} for source in ("sha256", "key_file", "key")]
 
 
 def _as_written(name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -170,8 +179,8 @@ def _table(title: str, struct: type[msgspec.Struct], names: tuple[str, ...]) -> 
 
 
 def _default_cell(struct: type[msgspec.Struct], name: str) -> str:
-    if struct is ApiKey:
-        return "required"
+    if struct is ApiKey and name in ("name", "sha256"):
+        return "required" if name == "name" else "this, `key_file` or `key: ${env.NAME}`"
     if struct is SamplingDefaults:
         return "the engine's"
     value = default_of(struct, name)

@@ -42,6 +42,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...] = ()
     replicas: int = 1
     policy: RoutePolicy = "auto"
+    weight: int = 1
     mmap: bool = True
     mmproj: Path | None = None
     draft: Path | None = None

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from laya.config.routing import RoutingConfig
 from laya.config.units import parse_budget
-from laya.types import MIB, RoutePolicy, Task
+from laya.types import MIB, KeyRole, RoutePolicy, Task
 
 if TYPE_CHECKING:
     from laya.config.resolve import ResolvedModel
@@ -142,6 +142,10 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         RoutePolicy | UnsetType,
         Meta(description="How one of the model's engines is chosen; auto = session, prompt, then load."),
     ] = UNSET
+    weight: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | UnsetType,
+        Meta(description="Share of each of the model's engines in a pool, where policy is weighted; 0 = none."),
+    ] = UNSET
     mmap: Annotated[
         bool | UnsetType,
         Meta(description="Map the weights from the file instead of copying them into memory."),
@@ -215,10 +219,21 @@ class ModelConfig(ModelSettings, kw_only=True, forbid_unknown_fields=True):
 
 
 class ApiKey(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """An API key, known by its hash only."""
+    """An API key, known by its hash only, and what it may do."""
 
     name: Annotated[str, Meta(min_length=1, description="Who uses the key; shown in logs and metrics.")]
     sha256: Annotated[Sha256, Meta(description="SHA-256 of the key, as `laya config hash-key` prints it.")]
+    key_file: Annotated[
+        str | None, Meta(description="File that holds the key, such as a mounted secret; read at the start.")
+    ] = None
+    role: Annotated[KeyRole, Meta(description="user: inference; metrics: /metrics alone; admin: everything.")] = "admin"
+    models: Annotated[list[str], Meta(description="Models that the key may use. None = all.")] = []
+    expires: Annotated[
+        str | None, Meta(description="Last day on which it works, such as 2027-01-31, or 2027-01-31T18:00Z.")
+    ] = None
+    max_concurrent: Annotated[Count | None, Meta(description="Requests at once, waiting ones too.")] = None
+    requests_per_minute: Annotated[Count | None, Meta(description="Requests in a minute.")] = None
+    tokens_per_minute: Annotated[Count | None, Meta(description="Tokens of prompts and answers in a minute.")] = None
 
 
 class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -227,7 +242,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     host: Annotated[str, Meta(description="Address to listen on; other than loopback needs an API key.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port of the API, the page and the metrics.")] = 8000
     api_keys: Annotated[
-        list[ApiKey], Meta(description="Keys by hash; `laya config hash-key` makes one. None = loopback only.")
+        list[ApiKey], Meta(description="Keys by hash, beside those of `laya key`. None of either = loopback only.")
     ] = []
     max_body_bytes: Annotated[Bytes, Meta(description="Largest request body: bytes, or 16MiB.")] = 16 * MIB
     header_timeout_s: Annotated[Seconds, Meta(description="Seconds a client may take to send a request's head.")] = 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import datetime, timedelta, timezone
 
 from laya.errors import ConfigError
 from laya.types import GIB, KIB, MIB
@@ -118,3 +119,17 @@ def format_duration(seconds: float) -> str:
         if seconds >= unit_s and seconds % unit_s == 0:
             return f"{seconds / unit_s:g}{unit}"
     return f"{seconds:g}s"
+
+
+def parse_moment(value: str) -> float:
+    """Unix time of `2027-01-31T18:00Z` or `2027-01-31`, which is the end of that day; UTC where no zone is said.
+
+    Raises ConfigError for anything else.
+    """
+    text = value.strip()
+    try:
+        moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+        return (moment + timedelta(days=1) if len(text) <= len("2027-01-31") else moment).timestamp()
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{value!r} is no day or moment: write 2027-01-31 or 2027-01-31T18:00Z") from None

@@ -1,29 +1,56 @@
 """Owns: who may speak to this server. Keys are kept and found by their SHA-256 digests.
 
-With no key configured the server listens on loopback only, and answers only to loopback names, so that a web page that
+With no key at all the server listens on loopback only, and answers only to loopback names, so that a web page that
 a user visits cannot reach it under a name of its own (DNS rebinding) or post to it from another origin.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
+from datetime import datetime, timezone
 from hashlib import sha256
 from hmac import compare_digest
 from urllib.parse import urlsplit
 
 from laya.config.hosts import is_loopback
 from laya.errors import Forbidden, InvalidApiKey
+from laya.gateway.account import Key
+from laya.types import KeyGrant
 
 
 class KeyRing:
-    """The keys of this server: name -> SHA-256 hex digest."""
+    """The keys of this server. may_be_open: without any key it answers to this machine; else to nobody."""
 
-    def __init__(self, digests: Iterable[tuple[str, str]], origins: Iterable[str] = ()) -> None:
-        self._keys = {bytes.fromhex(digest): name for name, digest in digests}
+    def __init__(
+        self, grants: Iterable[KeyGrant] = (), origins: Iterable[str] = (), *, may_be_open: bool = True
+    ) -> None:
+        self._keys: dict[bytes, Key] = {}
         self.origins = frozenset(origins)
+        self._may_be_open = may_be_open
         self._seen_hosts: set[bytes] = set()
-        self._last_good = b""  # the last Authorization header that was right, and whose key it carried
-        self._last_name: str | None = None
+        # the last Authorization header that was right, and whose key it carried; never one that expires
+        self._last_good = b""
+        self._last_key: Key | None = None
+        self.replace(grants)
+
+    def replace(self, grants: Iterable[KeyGrant]) -> None:
+        """These are the keys from now on. One that stays keeps what it runs and has used."""
+        keys = {}
+        for grant in grants:
+            digest = bytes.fromhex(grant.sha256)
+            key = self._keys.get(digest)
+            if key is None:
+                key = Key(grant)
+            elif key.grant != grant:
+                key.apply(grant)
+            keys[digest] = key
+        self._keys = keys
+        self._last_good, self._last_key = b"", None
+
+    @property
+    def keys(self) -> list[Key]:
+        return list(self._keys.values())
 
     def cors_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
         """What lets a page of an origin that the config names read the answer; nothing for any other."""
@@ -36,22 +63,26 @@ class KeyRing:
     def is_open(self) -> bool:
         return not self._keys
 
-    def check(self, authorization: bytes | None, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """The name of the key, or None where no key is needed. Raises InvalidApiKey or Forbidden."""
-        if not self._keys:
+    def check(self, authorization: bytes | None, headers: Iterable[tuple[bytes, bytes]]) -> Key | None:
+        """The key, or None where none is needed. Raises InvalidApiKey or Forbidden."""
+        if not self._keys and self._may_be_open:
             self._check_local(headers)
             return None
         if authorization is None:
             raise InvalidApiKey("No API key: send it as 'Authorization: Bearer KEY'.")
         if self._last_good and compare_digest(authorization, self._last_good):
-            return self._last_name
-        scheme, _, key = authorization.partition(b" ")
+            return self._last_key
+        scheme, _, secret = authorization.partition(b" ")
         # How long the search takes tells of the digest at most, from which no key follows.
-        found = self._keys.get(sha256(key.strip()).digest())
-        if found is None or scheme.lower() != b"bearer":
+        key = self._keys.get(sha256(secret.strip()).digest())
+        if key is None or scheme.lower() != b"bearer":
             raise InvalidApiKey("The API key is not one of this server's.")
-        self._last_good, self._last_name = authorization, found
-        return found
+        if key.grant.expires_s is None:
+            self._last_good, self._last_key = authorization, key
+        elif time.time() >= key.grant.expires_s:
+            ended = datetime.fromtimestamp(key.grant.expires_s, timezone.utc).isoformat(" ", "seconds")
+            raise InvalidApiKey(f"The API key '{key.name}' expired at {ended}.")
+        return key
 
     def _check_local(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         for name, value in headers:

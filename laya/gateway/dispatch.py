@@ -69,7 +69,9 @@ class Dispatcher:
         self.stats.arrivals += 1
         self.stats.in_flight += 1
         try:
-            exchange.key_name = self.keys.check(authorization, headers)
+            key = exchange.key = self.keys.check(authorization, headers)
+            if key is not None and key.is_bound:
+                key.admit(exchange)
             if self.keys.origins:
                 exchange.extra_headers += self.keys.cors_headers(headers)
             if self.rules:
@@ -77,7 +79,7 @@ class Dispatcher:
                 exchange.rule_headers = {
                     name: value for name, value in said if name in self.rules.header_names or name == PRIORITY
                 }
-            elif exchange.early_error is None and exchange.header_model is not None:
+            elif exchange.early_error is None and exchange.header_model is not None and exchange.account is None:
                 self.router.resolve(exchange.header_model) or self.fleet.find(exchange.header_model)
         except LayaError as error:
             exchange.early_error = error
@@ -90,7 +92,10 @@ class Dispatcher:
         try:
             parsed = exchange.parsed = parse(exchange.kind, exchange.body)  # 1 parse
             exchange.body = b""  # `parsed` has it
-            endpoint = exchange.endpoint = self._route(exchange, parsed)  # 2 route
+            if exchange.account is None:  # 2 route
+                endpoint = exchange.endpoint = self._route(exchange, parsed)
+            else:
+                endpoint = exchange.account.route(exchange, parsed, self._route, self.fleet.roster.id_of)
             self.admit(exchange, endpoint)  # 3 admit
         except LayaError as error:
             exchange.fail(error)
@@ -107,6 +112,8 @@ class Dispatcher:
         self.stats.route.observe(route_s)
         exchange.taken = request
         try:
+            if exchange.account is not None:
+                exchange.account.take(exchange, endpoint, endpoint.model_id, self.fleet.roster.id_of)
             connection = endpoint.take_straight(exchange, promised_tokens)
             if connection is None:
                 exchange.read_taken()
@@ -269,6 +276,8 @@ class Dispatcher:
         assert outcome is not None
         stats.in_flight -= 1
         stats.outcomes[outcome] += 1
+        if exchange.account is not None:
+            exchange.account.settle(exchange)
         if endpoint is None:
             stats.unknown.count(_KIND_NAMES[exchange.kind], outcome)
             return

@@ -22,6 +22,7 @@ from laya.gateway.sse import event_bytes
 from laya.types import EndpointKind
 
 if TYPE_CHECKING:
+    from laya.gateway.account import Key
     from laya.gateway.body import ParsedBody
     from laya.gateway.dispatch import Dispatcher
     from laya.gateway.endpoint import Endpoint
@@ -52,7 +53,9 @@ class Exchange(Answering):
     header_model: str | None = None
     header_session: str | None = None
     rule_headers: Mapping[str, str] = MappingProxyType({})  # those that routing.rules ask about
-    key_name: str | None = None
+    key: Key | None = None
+    account: Key | None = None  # the same key, where this request counts against its limits
+    charged_tokens = 0  # of the key's tokens a minute, until it is settled
     request_id = b""
     early_error: LayaError | None = None  # what the head alone tells to be refused
     parsed: ParsedBody | None = None
@@ -161,6 +164,10 @@ class Exchange(Answering):
         """It does not go the plain lane's way after all: what the full way needs to know of it."""
         if self.parsed is None:
             self.parsed = parse(self.kind, self.taken.partition(b"\r\n\r\n")[2])
+
+    @property
+    def key_name(self) -> str | None:
+        return None if self.key is None else self.key.name
 
     @property
     def can_be_sent_again(self) -> bool:

@@ -39,7 +39,7 @@ class KeyTables(Tables):
         """The file whose time says when keys changed last."""
         return stamp_of(self.path)
 
-    def keys(self) -> list[KeyGrant]:
+    def api_keys(self) -> list[KeyGrant]:
         """Every key, the oldest first."""
         query = _KeyRow.select().order_by(_KeyRow.created_s, _KeyRow.name)
         with self._faults():

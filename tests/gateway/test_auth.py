@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from hashlib import sha256
 
 import pytest
 
+import laya.gateway.auth
 from laya.errors import Forbidden, InvalidApiKey
+from laya.gateway.account import Key
 from laya.gateway.auth import KeyRing
+from laya.types import KeyGrant
 
-KEYS = KeyRing([(name, sha256(name.encode()).hexdigest()) for name in ("first", "second")])
+
+def grant(name: str, **fields: object) -> KeyGrant:
+    return KeyGrant(name=name, sha256=sha256(name.encode()).hexdigest(), **fields)  # type: ignore[arg-type]
+
+
+def name_of(key: Key | None) -> str | None:
+    return None if key is None else key.name
+
+
+KEYS = KeyRing([grant("first"), grant("second")])
 OPEN = KeyRing([], origins=["https://page.example"])
 MUCH = b"x" * 100_000
 
@@ -25,7 +38,7 @@ MUCH = b"x" * 100_000
     ],
 )
 def test_key_ring_names_the_key(authorization: bytes, name: str) -> None:
-    assert KEYS.check(authorization, []) == name
+    assert name_of(KEYS.check(authorization, [])) == name
 
 
 @pytest.mark.parametrize(
@@ -41,7 +54,8 @@ def test_key_ring_refuses_anything_else(authorization: bytes | None) -> None:
 
 
 def test_key_ring_with_keys_asks_for_no_host() -> None:
-    assert KEYS.check(b"Bearer first", [(b"host", b"anything.example"), (b"origin", b"http://a.example")]) == "first"
+    headers = [(b"host", b"anything.example"), (b"origin", b"http://a.example")]
+    assert name_of(KEYS.check(b"Bearer first", headers)) == "first"
 
 
 LOCAL = ["localhost", "LocalHost:8000", "127.0.0.1", "127.0.0.1:8000", "127.8.9.1:1", "[::1]", "[::1]:8000"]
@@ -107,3 +121,39 @@ def test_open_ring_remembers_few_hosts() -> None:
     for port in range(1000):
         ring.check(None, [(b"host", b"localhost:%d" % port)])
     assert len(ring._seen_hosts) <= 16
+
+
+def test_key_that_has_expired_is_refused_by_name_and_moment() -> None:
+    ring = KeyRing([grant("old", expires_s=1_000_000_000.0), grant("good", expires_s=time.time() + 3600)])
+    for _ in range(2):  # never from memory
+        assert name_of(ring.check(b"Bearer good", [])) == "good"
+        with pytest.raises(InvalidApiKey, match="'old' expired at 2001-09-09 01:46:40"):
+            ring.check(b"Bearer old", [])
+
+
+def test_ring_that_is_replaced_forgets_the_last_good_key() -> None:
+    ring = KeyRing([grant("first"), grant("second")])
+    first, second = ring.check(b"Bearer first", []), ring.check(b"Bearer second", [])
+    assert second is not None
+    second.n_running = 2
+    ring.replace([grant("second", max_concurrent=3)])
+    with pytest.raises(InvalidApiKey):
+        ring.check(b"Bearer first", [])
+    assert first is not None
+    assert ring.check(b"Bearer second", []) is second  # what it runs still counts, under its new limit
+    assert (second.n_running, second.grant.max_concurrent, second.is_bound) == (2, 3, True)
+
+
+def test_last_good_key_is_the_first_thing_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = KeyRing([grant("first")])
+    ring.check(b"Bearer first", [])
+    monkeypatch.setattr(laya.gateway.auth, "sha256", None)  # not needed again
+    assert name_of(ring.check(b"Bearer first", [])) == "first"
+
+
+def test_ring_of_an_open_address_is_never_open() -> None:
+    ring = KeyRing([], may_be_open=False)
+    with pytest.raises(InvalidApiKey):
+        ring.check(None, [(b"host", b"localhost")])
+    with pytest.raises(InvalidApiKey):
+        ring.check(b"Bearer x", [(b"host", b"localhost")])

@@ -22,9 +22,9 @@ def test_a_key_is_kept_as_it_was_granted(tmp_path: Path) -> None:
         first = store.keep_key(grant("first", role="admin", models=("a", "b"), **limits))
         store.keep_key(grant("second"))
     with Store(tmp_path / "laya.db") as store:
-        assert [key.name for key in store.keys()] == ["first", "second"]
-        assert store.keys()[0] == first
-        assert store.keys()[1].role == "user"
+        assert [key.name for key in store.api_keys()] == ["first", "second"]
+        assert store.api_keys()[0] == first
+        assert store.api_keys()[1].role == "user"
 
 
 def test_a_name_is_of_one_key(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_a_name_is_of_one_key(tmp_path: Path) -> None:
         store.keep_key(grant("laptop"))
         with pytest.raises(InvalidRequest, match="'laptop' already"):
             store.keep_key(grant("laptop", role="admin"))
-        assert store.keys()[0].role == "user"
+        assert store.api_keys()[0].role == "user"
 
 
 def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path) -> None:
@@ -52,4 +52,4 @@ def test_every_change_moves_the_stamp(tmp_path: Path) -> None:
         made_ns = store.keys_stamp.stat().st_mtime_ns
         store.drop_key("laptop")
         assert store.keys_stamp.stat().st_mtime_ns > made_ns
-        assert store.keys() == []
+        assert store.api_keys() == []
