@@ -9,7 +9,9 @@ other engine answered is wrong.
 from __future__ import annotations
 
 import dataclasses
-from contextlib import ExitStack
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 from typing import Any
 
@@ -33,21 +35,35 @@ Target = tuple[int, list[Asked]]  # a port, and what is asked there
 
 
 def measure_gateway(load: RouterLoad) -> dict[str, Any]:
-    """Whole answers over `threads` connections, and over one alone. Exits where a process does not start."""
+    """Whole answers over `threads` connections, and over one with all three processes on one core. Exits where a
+    process does not start."""
     n_engines = min(load.models, MOST_ENGINES)
     n_connections = min(load.threads, MOST_CONNECTIONS)
     n_requests = min(load.requests, MOST_REQUESTS)
     with ExitStack() as stack:
-        engines, _ = stack.enter_context(started("laya.bench.stub_engine", "--engines", str(n_engines)))
+        engines, engine = stack.enter_context(started("laya.bench.stub_engine", "--engines", str(n_engines)))
         ports = map(str, engines["ports"])
         gateway_argv = ("--max-num-seqs", str(MOST_CONNECTIONS), "--engine-port", *ports)
-        port, _ = stack.enter_context(process("laya.bench.stub_gateway", *gateway_argv))
+        port, gateway = stack.enter_context(process("laya.bench.stub_gateway", *gateway_argv))
         targets = (engines["port"], _asked(load, 1, engines["port"])), (port, _asked(load, n_engines, port))
         together = _added(targets, n_requests, n_connections)
-        alone = _added(targets, min(n_requests, ALONE_REQUESTS), 1)
+        with _one_core(os.getpid(), engine.pid, gateway.pid):
+            alone = _added(targets, min(n_requests, ALONE_REQUESTS), 1)
         inside = _inside(port)
     wrong = together["wrong"] + alone["wrong"]
     return together | {"alone": alone} | inside | {"models": n_engines, "wrong": wrong}
+
+
+@contextmanager
+def _one_core(*pids: int) -> Iterator[None]:
+    """One request at a time needs no more; and no figure then depends on which sleeping cores had to be woken."""
+    cores = os.sched_getaffinity(0)
+    for pid in pids:
+        os.sched_setaffinity(pid, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def _added(targets: tuple[Target, Target], n_requests: int, n_connections: int) -> dict[str, Any]:
