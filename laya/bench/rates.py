@@ -23,7 +23,7 @@ from laya.bench.ggml import Graph, Tensors, backend, repack_buffer_type
 from laya.memory import Machine
 from laya.memory.engine_facts import built_in_engine
 from laya.memory.ggml import GGML_TYPES
-from laya.memory.rates import BATCHES, MachineRates, hardware_key
+from laya.memory.rates import BATCHES, STREAM_BATCHES, MachineRates, hardware_key
 from laya.types import MIB
 
 WEIGHT_TYPES = (
@@ -45,7 +45,7 @@ REPEATS_ALL = 4  # the best of more, since all threads must be undisturbed at on
 PASSES = (
     6  # over what is read again and again; many more, and a cache keeps what it would not between steps of an engine
 )
-STREAM_MIB = 96  # more than caches keep of what is read once a pass
+STREAM_MIB = 72  # more than caches keep of what is read once a pass
 TINY_OPS, TINY_ROW, FLUSH_MIB = 1000, 512, 16  # after a pass over as much as pushes them out of the core's own cache
 DISTURBED_S = 0.3  # none takes so long by itself: threads wait for one that another program holds back
 BARRIER_MOST_S = 5e-6  # what an operation by all threads takes at most, for the same reason
@@ -76,7 +76,7 @@ def measure() -> MachineRates:
         n_threads=n_threads,
         load=load,
         matrix_s={name: tuple(best["weight", name, n] for n in BATCHES) for name in WEIGHT_TYPES},
-        streamed_s={name: max(usual["stream", name], best["weight", name, 1]) for name in WEIGHT_TYPES},
+        streamed_s={name: tuple(usual["stream", name, n] for n in STREAM_BATCHES) for name in WEIGHT_TYPES},
         attention_s=attention_s,
         kept_wait_s=_kept_wait_s(usual, sizes[-1], attention_s["f16"]),
         reads=_reads(usual, sizes, 1),
@@ -91,7 +91,9 @@ def _rounds(sizes: list[int], n_threads: int) -> dict[tuple[Any, ...], list[floa
     """What is timed -> the seconds it took in each round."""
     jobs: dict[tuple[Any, ...], Callable[[], float]] = {}
     jobs |= {("weight", name, n): partial(_weight_s, name, n) for name in WEIGHT_TYPES for n in BATCHES}
-    jobs |= {("stream", name): partial(_streamed_s, name, sizes[-1]) for name in WEIGHT_TYPES}
+    jobs |= {
+        ("stream", name, n): partial(_streamed_s, name, n, sizes[-1]) for name in WEIGHT_TYPES for n in STREAM_BATCHES
+    }
     jobs |= {("row", name, width): partial(_row_s, name, width) for name in KV_TYPES for width in (NARROW, WIDE)}
     jobs |= {("batch", name): partial(_batch_s, name) for name in KV_TYPES}
     jobs |= {("kept", n, mib): partial(_kept_s, n, mib) for n in KEPT_HEADS for mib in _kept_mib(sizes[-1])}
@@ -177,18 +179,18 @@ def _weight_s(type_name: str, n_tokens: int, n_threads: int = 1) -> float:
         return _best_s(graph, n_threads) / (n_products * ROW * ROWS)
 
 
-def _streamed_s(type_name: str, most_mib: int) -> float:
-    """Seconds per weight of a product with one token, when the matrices come from memory."""
+def _streamed_s(type_name: str, n_tokens: int, most_mib: int) -> float:
+    """Seconds per weight of a product with so many tokens, when the matrices come from memory."""
     is_repacked = type_name in built_in_engine().repack_types and repack_buffer_type() is not None
     kind = _KINDS[type_name]
     n_matrices = max(2, min(STREAM_MIB, most_mib) * MIB // (STREAM_ROWS * kind.row_bytes(ROW)))
     with Tensors(n_matrices + 1, is_repacked=is_repacked) as weights, Tensors(n_matrices + 4) as rest:
         matrices = [weights.new(kind.id, ROW, STREAM_ROWS) for _ in range(n_matrices)]
         weights.allocate(matrices)
-        token = rest.new(_IDS["F32"], ROW, 1)
+        tokens = rest.new(_IDS["F32"], ROW, n_tokens)
         graph = Graph(rest)
         for matrix in matrices:
-            graph.add("mul_mat", matrix, token)
+            graph.add("mul_mat", matrix, tokens)
         rest.allocate()
         return _usual_s(graph, 1) / (n_matrices * STREAM_ROWS * ROW)
 

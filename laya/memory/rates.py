@@ -15,6 +15,7 @@ import msgspec
 from laya.memory.machine import Machine
 
 BATCHES = (1, 2, 4, 8, 32, 128)  # tokens computed at once, at which kernels are timed
+STREAM_BATCHES = (1, 2)  # the same for weights from memory; more wait as long as the last
 
 
 class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +26,7 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
     n_threads: int  # of the figures for all threads: the cores engines may use
     load: float  # the machine's load average before: above half a core the figures are too low
     matrix_s: dict[str, tuple[float, ...]]  # weight type -> seconds per weight at each of BATCHES, weights in cache
-    streamed_s: dict[str, float]  # weight type -> the same with one token, weights from memory
+    streamed_s: dict[str, tuple[float, ...]]  # weight type -> the same at each of STREAM_BATCHES, weights from memory
     # KV type -> seconds of attention per head and token kept: for one token, the same per element of width, both in
     # cache; and per element of width for each token of a batch
     attention_s: dict[str, tuple[float, float, float]]
@@ -70,12 +71,14 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
             return timed[-1] * n_tokens / BATCHES[-1]
         return _at(tuple(zip(BATCHES, timed, strict=True)), n_tokens)
 
-    def waiting_s(self, type_name: str, n_threads: int = 1) -> float:
+    def waiting_s(self, type_name: str, n_tokens: float, n_threads: int) -> float:
         """Seconds per weight from memory that so many threads wait at once, as far as memory serves them all."""
         if type_name not in self.streamed_s:
-            return max(self.waiting_s(name, n_threads) for name in self.streamed_s)
+            return max(self.waiting_s(name, n_tokens, n_threads) for name in self.streamed_s)
         one, every = (self._byte_s(n)[-1][1] for n in (1, n_threads))
-        return (self.streamed_s[type_name] - self.matrix_s[type_name][0]) * every / one
+        streamed_s = _at(tuple(zip(STREAM_BATCHES, self.streamed_s[type_name], strict=True)), n_tokens)
+        in_cache_s = self.weight_s(type_name, min(n_tokens, STREAM_BATCHES[-1]))
+        return max(0.0, streamed_s - in_cache_s) * every / one
 
     def attended_s(self, kv_type: str, width: float) -> float:
         """Seconds of attention per head and token kept, for one token, with heads so wide, in cache."""

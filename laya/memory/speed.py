@@ -147,7 +147,8 @@ def _waiting_s(
     """
     share = _bytes_read(facts, part, n_tokens) / max(1.0, part.n_bytes)
     missed = rates.missed(working_set / max(share, 1e-9), n_threads)
-    return part.elements * share * missed * rates.waiting_s(part.type_name, n_threads)
+    at_once = n_tokens if part.part != "experts" else 1
+    return part.elements * share * missed * rates.waiting_s(part.type_name, at_once, n_threads)
 
 
 def _bytes_read(facts: ModelFacts, part: Matrices, n_tokens: float) -> float:

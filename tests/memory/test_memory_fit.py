@@ -330,7 +330,7 @@ def grown_plan(path: Path, budget: Budget, **changes: Any) -> Plan:
 
 
 def test_sequences_grow_where_a_step_is_bound_by_reading(make_gguf: MakeGguf, plenty: Budget) -> None:
-    reads_much = {"streamed_s": {"Q8_0": 100 * WEIGHT_S, "F16": 100 * WEIGHT_S}}
+    reads_much = {"streamed_s": dict.fromkeys(("Q8_0", "F16"), (100 * WEIGHT_S, 100 * WEIGHT_S))}
     plan = grown_plan(make_gguf(**BIG), plenty, **reads_much)
     assert plan.settings.max_num_seqs == 8
     assert plan.reasons["max_num_seqs"].startswith("8 get ")
@@ -338,14 +338,14 @@ def test_sequences_grow_where_a_step_is_bound_by_reading(make_gguf: MakeGguf, pl
 
 
 def test_sequences_do_not_grow_where_computing_binds(make_gguf: MakeGguf, plenty: Budget) -> None:
-    plan = grown_plan(make_gguf(**BIG), plenty, streamed_s={"Q8_0": WEIGHT_S})
+    plan = grown_plan(make_gguf(**BIG), plenty, streamed_s={"Q8_0": (WEIGHT_S, 2 * WEIGHT_S)})
     assert plan.settings.max_num_seqs == 2
     assert "4 would get 1.0 x the tokens/s of 2" in plan.reasons["max_num_seqs"]
 
 
 def test_sequences_do_not_grow_into_memory_that_is_not_spare(make_gguf: MakeGguf, plenty: Budget) -> None:
     path = make_gguf(**BIG)
-    reads_much = {"streamed_s": {"Q8_0": 100 * WEIGHT_S, "F16": 100 * WEIGHT_S}}
+    reads_much = {"streamed_s": dict.fromkeys(("Q8_0", "F16"), (100 * WEIGHT_S, 100 * WEIGHT_S))}
     four = needs(path, plenty, max_num_seqs=4)
     plan = grown_plan(path, limited(2 * four), **reads_much)
     assert plan.settings.max_num_seqs == 4
