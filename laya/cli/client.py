@@ -49,7 +49,11 @@ class ServerClient:
             raise _no_address(self.url) from None
 
     def get(
-        self, path: str, params: Mapping[str, str] | None = None, *, timeout_s: float | None = ANSWER_TIMEOUT_S
+        self,
+        path: str,
+        params: Mapping[str, str] | list[tuple[str, str]] | None = None,
+        *,
+        timeout_s: float | None = ANSWER_TIMEOUT_S,
     ) -> Any:
         """The JSON at `path`."""
         return self._ask("GET", path, params=params, timeout_s=timeout_s)

@@ -1,7 +1,7 @@
 """Owns: `laya route explain`: which rule takes a request, which engines could serve it, with which scores, and why.
 
-It decides from the configuration, as a server would that has just started: every engine ready and none busy. Results go
-to stdout; faults are raised.
+It asks the server that runs; where none does, or a configuration is named, it decides from that as a server would that
+has just started: every engine ready and none busy. Results go to stdout; faults are raised.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from laya.cli.client import ServerClient
 from laya.cli.output import print_json, print_table, shown
 from laya.config import Config, load_config
 from laya.config.check_routing import targets
-from laya.errors import ConfigError, ModelNotPulled
+from laya.errors import ConfigError, ModelNotPulled, NoServer
 from laya.models import home_path, resolve
 from laya.routing import Explanation, RequestRouter, prefix_blocks
 from laya.routing.rules import RequestFacts, Rules
+from laya.routing.told import Told, tell
 from laya.types import EndpointKind, Priority
 
 route_app = typer.Typer(help="See which model and which engine a request goes to, and why.", no_args_is_help=True)
@@ -71,18 +74,27 @@ def explain(
         priority=next(known for known in _PRIORITIES if known == _one_of("--priority", priority, _PRIORITIES)),
         session=session,
     )
-    rules = Rules(config.routing)
-    decision = rules.decide(facts)
-    router = _idle_router(config, rules, decision.models)
-    tried = [
-        router.explain(name, session=session, tokens=facts.prompt_tokens, prefix_blocks=prefix_blocks(prompt))
-        for name in decision.models
-    ]
+    told = None if config_file else _ask_server(facts, prompt)
+    if told is None:
+        rules = Rules(config.routing)
+        router = _idle_router(config, rules, rules.decide(facts).models)
+        told = tell(router, rules, facts, prefix_blocks=prefix_blocks(prompt))
     if as_json:
-        verdicts = [{"rule": verdict.rule, "misses": verdict.misses} for verdict in rules.verdicts(facts)]
-        print_json({"rule": decision.rule, "verdicts": verdicts, "models": decision.models, "tried": tried})
-        return
-    _print(rules, facts, [explanation for explanation in tried if explanation is not None])
+        print_json(msgspec.to_builtins(told))
+    else:
+        _print(told)
+
+
+def _ask_server(facts: RequestFacts, prompt: str) -> Told | None:
+    """What the server that runs would do now; None where none does."""
+    query: list[tuple[str, str]] = [("model", facts.model), ("kind", facts.kind.name.lower())]
+    query += [("priority", facts.priority), ("prompt_tokens", str(facts.prompt_tokens)), ("prompt", prompt)]
+    query += [("header", f"{name}: {value}") for name, value in facts.headers.items()]
+    query += [(name, value) for name, value in (("session", facts.session), ("key", facts.key)) if value is not None]
+    try:
+        return msgspec.convert(ServerClient().get("/admin/route/explain", query), Told)
+    except NoServer:
+        return None
 
 
 def _idle_router(config: Config, rules: Rules, asked: Sequence[str]) -> RequestRouter:
@@ -98,11 +110,12 @@ def _idle_router(config: Config, rules: Rules, asked: Sequence[str]) -> RequestR
             with suppress(ModelNotPulled):  # it can be pulled, so it is a model
                 resolve(name, models_dir=Path(config.models_dir), home=home_path())
         model = config.for_model(name)
-        endpoints = [router.add_endpoint(name=f"{model.id}#{replica}") for replica in range(model.replicas)]
+        names = [model.id] if model.replicas == 1 else [f"{model.id}#{n + 1}" for n in range(model.replicas)]
+        endpoints = [router.add_endpoint(name=name, weight=model.weight) for name in names]
         for endpoint in endpoints:
             router.set_capacity(endpoint, model.max_num_seqs or 0, model.kv_pool_tokens or 0)
         router.set_model(model.id, endpoints, model.aliases, model.policy)
-    router.set_pools(rules.pools)
+    router.set_pools(rules.pools, config.for_model("").policy)
     return router
 
 
@@ -119,21 +132,23 @@ def _one_of(option: str, value: str, known: Any) -> str:
     return value
 
 
-def _print(rules: Rules, facts: RequestFacts, tried: list[Explanation]) -> None:
+def _print(told: Told) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    verdicts = rules.verdicts(facts)
-    for verdict in verdicts:
+    for verdict in told.verdicts:
         said = f"no, it asks for {shown(verdict.misses)}" if verdict.misses else "[bold]takes it[/]"
         console.print(f"rule      {shown(verdict.rule)}: {said}")
-    if not verdicts or verdicts[-1].misses:
+    if told.rule is None:
         console.print("rule      none takes it: the model that it names serves it")
-    for at, explanation in enumerate(tried):
+    for at, explanation in enumerate(told.tried):
         console.print(f"{'serves' if at == 0 else 'else':<9} {shown(explanation.model)}, policy {explanation.policy}")
         print_table(console, _table(explanation))
         chosen = next((candidate for candidate in explanation.candidates if candidate.is_chosen), None)
         name = shown(chosen.name) if chosen else "none"
         console.print(f"{'chosen' if at == 0 else 'then':<9} [bold]{name}[/]: {explanation.why}")
-    console.print("[dim]From the configuration, with every engine ready and idle.[/]")
+    where = (
+        "Of the server as it is now." if told.is_live else "From the configuration, with every engine ready and idle."
+    )
+    console.print(f"[dim]{where}[/]")
 
 
 def _table(explanation: Explanation) -> Table:
@@ -151,4 +166,3 @@ def _table(explanation: Explanation) -> Table:
             "" if candidate.score is None else f"{candidate.score / 2**64:.4f}",
         )
     return table
-

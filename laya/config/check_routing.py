@@ -53,7 +53,7 @@ def _check_pools(config: Config, document: Document) -> None:
 def _check_weights(config: Config, document: Document) -> None:
     """A weight decides among the models of a pool, and only where the policy of pools is `weighted`."""
     pooled = {member for members in config.routing.pools.values() for member in members}
-    if config.weight is not UNSET:
+    if config.weight not in (UNSET, 1):
         raise document.error(("weight",), "weight: the same for every model decides nothing; set it under models.<id>")
     for model_id, entry in config.models.items():
         path: KeyPath = ("models", model_id, "weight")

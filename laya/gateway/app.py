@@ -72,6 +72,7 @@ def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
         Route("/v1/models/{model_id:path}", desk.model),
         Route("/admin/state", desk.state),
         Route("/admin/events", desk.events),
+        Route("/admin/route/explain", desk.explain),
         Route(admin + "/load", desk.load, methods=["POST"]),
         Route(admin + "/unload", desk.unload, methods=["POST"]),
         Route(admin + "/slots", desk.slots),

@@ -20,6 +20,7 @@ import laya
 from laya.errors import EngineFailed, InvalidRequest
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
+from laya.gateway.explaining import explain_live
 from laya.gateway.fleet import Fleet
 from laya.gateway.gauge import cards, ram
 from laya.metrics import GatewayStats, LayaCollector
@@ -122,6 +123,12 @@ class Desk:
         if not after.isdecimal():
             raise InvalidRequest(f"'after' is '{after}': expected the id of an event, a whole number.", param="after")
         return reply({"events": self._events.after(int(after))})
+
+    async def explain(self, request: Request) -> Response:
+        """Which rule takes a request like this one, which engines could serve it, and which one would, and why."""
+        await self._fleet.refresh()
+        query = request.query_params
+        return reply(explain_live(self._fleet, dict(query), query.getlist("header")))
 
     async def load(self, request: Request) -> Response:
         """`?anyway=true`: also a model that does not fit, under the ceiling of what is free."""

@@ -29,7 +29,7 @@ class Shelf:
     ) -> None:
         self.config = config
         self.router = router
-        router.set_pools(config.routing.pools)
+        router.set_pools(config.routing.pools, config.for_model("").policy)
         self.stats = stats
         self.supervisor = supervisor
         self.lane = lane_of(router)
@@ -101,7 +101,7 @@ class Shelf:
         name = settings.id if settings.replicas == 1 else f"{settings.id}#{number}"
         while name in self._by_name:  # a model may be called as the replica of another
             name += "'"
-        index = self.router.add_endpoint(name=name, eligible=number == 1)
+        index = self.router.add_endpoint(name=name, eligible=number == 1, weight=settings.weight)
         endpoint = Endpoint(index, settings, self.stats.model(settings.id), self.lane, name=name)
         self.endpoints[index] = self._by_name[name] = endpoint
         return endpoint

@@ -39,6 +39,7 @@ class RequestRouter:
         self.names_by_prompt: frozenset[str] = frozenset()  # names whose endpoint depends on a prompt's blocks
         self._models: dict[str, _Model] = {}
         self._pools: Mapping[str, Sequence[str]] = {}
+        self._pool_policy: RoutePolicy = "auto"
         self._routes: dict[str, _Model] = {}  # models, and pools as if they were models
         self._id_of_name: dict[str, str] = {}
         self._in_use: dict[int, str] = {}  # index -> name
@@ -176,17 +177,18 @@ class RequestRouter:
                 changed[model_id] = _Model(tuple(dict.fromkeys([model_id, *aliases])), tuple(endpoints), policy)
             self._publish(changed)
 
-    def set_pools(self, pools: Mapping[str, Sequence[str]]) -> None:
+    def set_pools(self, pools: Mapping[str, Sequence[str]], policy: RoutePolicy = "auto") -> None:
         """Make names known that stand for several models: their endpoints together, chosen from like those of one.
 
         A member that is not known, yet or any more, has none. Raises ConfigError for a name that a model has.
         """
         with self._changing:
-            was, self._pools = self._pools, dict(pools)
+            was = self._pools, self._pool_policy
+            self._pools, self._pool_policy = dict(pools), policy
             try:
                 self._publish(self._models)
             except ConfigError:
-                self._pools = was
+                self._pools, self._pool_policy = was
                 raise
 
     def remove_model(self, model_id: str) -> None:
@@ -218,7 +220,7 @@ class RequestRouter:
         for pool, members in self._pools.items():
             ids = dict.fromkeys(id_of_name[member] for member in members if member in id_of_name)
             endpoints = dict.fromkeys(endpoint for model_id in ids for endpoint in models[model_id].endpoints)
-            pools[pool] = _Model((pool,), tuple(endpoints))
+            pools[pool] = _Model((pool,), tuple(endpoints), self._pool_policy)
         routes = models | pools
         for pool in pools.keys() & id_of_name.keys():
             raise ConfigError(f"the pool '{pool}' has the name of model '{id_of_name[pool]}'; rename one")

@@ -1,0 +1,66 @@
+"""Owns: `/admin/route/explain`: a request described in a query, and what this server would do with it now.
+
+Reads the live route table; nothing is reserved, drawn or remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from laya.errors import InvalidRequest, nearest
+from laya.gateway.heads import priority_of
+from laya.routing import prefix_blocks
+from laya.routing.rules import RequestFacts, Rules
+from laya.routing.told import Told, tell
+from laya.types import EndpointKind
+
+if TYPE_CHECKING:
+    from laya.gateway.fleet import Fleet
+
+BYTES_PER_TOKEN = 4  # of English text; a request is bounded by what is counted of it
+NAMES = ("model", "header", "key", "kind", "priority", "session", "prompt", "prompt_tokens")
+
+
+def explain_live(fleet: Fleet, query: Mapping[str, str], headers: Sequence[str]) -> Told:
+    """query: the fields of `NAMES`; headers: `x-team: research`, each. Raises InvalidRequest, ModelNotFound."""
+    for name in query:
+        if name not in NAMES:
+            close = nearest(name, NAMES)
+            raise InvalidRequest(f"'{name}' is no field of a request here; {close or ', '.join(NAMES)}?", param=name)
+    if not query.get("model"):
+        raise InvalidRequest(f"'model' is missing. This server has: {fleet.names_text()}.", param="model")
+    rules, prompt = Rules(fleet.config.routing), query.get("prompt", "")
+    facts = RequestFacts(
+        model=query["model"],
+        kind=_kind(query.get("kind", "chat")),
+        headers=dict(_header(text) for text in headers),
+        key=query.get("key"),
+        prompt_tokens=_count(query.get("prompt_tokens", str(len(prompt) // BYTES_PER_TOKEN))),
+        priority=priority_of(query.get("priority")),
+        session=query.get("session"),
+    )
+    for name in rules.decide(facts).models:
+        if fleet.router.resolve(name) is None:
+            fleet.find(name)
+    return tell(fleet.router, rules, facts, prefix_blocks=prefix_blocks(prompt), is_live=True)
+
+
+def _kind(name: str) -> EndpointKind:
+    known = [kind.name.lower() for kind in EndpointKind]
+    if name not in known:
+        raise InvalidRequest(f"'kind' is '{name}': expected {' or '.join(known)}.", param="kind")
+    return EndpointKind[name.upper()]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise InvalidRequest(f"'prompt_tokens' is '{text}': expected a whole number.", param="prompt_tokens")
+    return int(text)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition(":")
+    if not separator or not name.strip():
+        raise InvalidRequest(f"'header' is '{text}': expected a name and a value, x-team: research.", param="header")
+    return name.strip().lower(), value.strip()
