@@ -22,7 +22,7 @@ from rich.console import Console
 from laya.bench.generated_models import generated
 from laya.bench.hardware import hardware
 from laya.bench.memory_drive import drive
-from laya.bench.memory_speed import judge, share_within
+from laya.bench.memory_speed import counts, judge, words
 from laya.errors import ConfigError, EngineFailed
 from laya.memory import Machine, plan_file
 from laya.memory.rates import MachineRates
@@ -108,6 +108,8 @@ def main(argv: list[str] | None = None) -> int:
         rows.append(measure_cell(cell, model_path(cell.model), options.n_threads, rates))
         console.print(_line(rows[-1]), soft_wrap=True)
     report = {"bench": "memory", "hardware": hardware(), "rates": rates, **summary(rows), "cells": rows}
+    if report["speeds"]:
+        console.print(f"{report['speeds_within']} of {report['speeds']} speeds lie in their range")
     report["seconds"] = round(time.monotonic() - started, 1)
     print(msgspec.json.encode(report).decode())
     return 0 if report["in_band"] else 1
@@ -174,13 +176,15 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "small_most_over_bytes": max(small, default=None),
         "least_compute_ratio": min(compute, default=None),
         "most_compute_ratio": max(compute, default=None),
-        "speed_within_range": share_within(rows),
+        **counts(rows),
     }
 
 
 def _line(row: dict[str, Any]) -> str:
     figures = f"plan {row['plan_bytes'] / MIB:7.1f}  peak {row['peak_bytes'] / MIB:7.1f} MiB  {row['ratio']:.3f}"
-    return f"{figures}  {'in band' if row['in_band'] else 'NOT IN BAND'}  {row['cell']}  ({row['seconds']:.0f} s)"
+    band = "in band" if row["in_band"] else "NOT IN BAND"
+    speed = f"\n    {words(row['speed'])}" if row["speed"] else ""
+    return f"{figures}  {band}  {row['cell']}  ({row['seconds']:.0f} s){speed}"
 
 
 if __name__ == "__main__":

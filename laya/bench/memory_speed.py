@@ -41,7 +41,21 @@ def _judged(measured: float, predicted: Range) -> Judged:
     return Judged(measured=measured, low=low, high=high, is_within=predicted.holds(measured))
 
 
-def share_within(rows: Sequence[dict[str, Any]]) -> float | None:
-    """Of all figures of all cells, how many lie in their range."""
+def counts(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of all figures of all cells: how many there are, how many lie in their range, and their share."""
     judged = [each.is_within for row in rows for each in (row["speed"] or {}).values()]
-    return round(sum(judged) / len(judged), 3) if judged else None
+    share = round(sum(judged) / len(judged), 3) if judged else None
+    return {"speeds": len(judged), "speeds_within": sum(judged), "speed_within_range": share}
+
+
+def words(speed: dict[str, Judged]) -> str:
+    """`3.26 s to the first token (2.27-4.25)`, and so on; what lies outside its range is marked."""
+    units = {
+        "first_token_s": "s to the first token",
+        "decode_tokens_per_s": "tok/s",
+        "decode_all_tokens_per_s": "tok/s all at once",
+    }
+    return ", ".join(
+        f"{each.measured:.4g} {units[name]} ({each.low:.4g}-{each.high:.4g}{'' if each.is_within else ', OUTSIDE'})"
+        for name, each in speed.items()
+    )

@@ -8,6 +8,7 @@ import pytest
 
 from laya.bench.generated_models import SHAPES
 from laya.bench.memory import CELLS, SMOLLM2, in_band, main, summary
+from laya.bench.memory_speed import Judged, words
 from laya.errors import ConfigError
 from laya.types import MIB
 
@@ -33,7 +34,15 @@ def test_summary_tells_the_worst_of_large_and_small_cells_apart() -> None:
     assert found["out_of_band"] == ["c"]
     assert (found["lowest_ratio"], found["highest_ratio"]) == (1.03, 1.125)
     assert found["small_most_over_bytes"] == 10 * MIB
-    assert found["speed_within_range"] is None
+    assert (found["speeds"], found["speeds_within"], found["speed_within_range"]) == (0, 0, None)
+
+
+def test_speeds_in_their_range_are_counted_over_all_cells_and_the_others_marked() -> None:
+    within, outside = (Judged(measured=n, low=1.0, high=2.0, is_within=n < 2) for n in (1.5, 3.0))
+    speed = {"first_token_s": within, "decode_tokens_per_s": outside, "decode_all_tokens_per_s": within}
+    found = summary([row("a", 110, 100) | {"speed": speed}, row("b", 110, 100)])
+    assert (found["speeds"], found["speeds_within"], found["speed_within_range"]) == (3, 2, 0.667)
+    assert words(speed) == "1.5 s to the first token (1-2), 3 tok/s (1-2, OUTSIDE), 1.5 tok/s all at once (1-2)"
 
 
 def test_cells_cover_what_the_bench_promises() -> None:
