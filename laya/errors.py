@@ -83,6 +83,18 @@ class NotFound(LayaError):
     code, type, http_status, exit_code = "not_found", "invalid_request_error", 404, 2
 
 
+class PreviousResponseNotFound(NotFound):
+    """A conversation that can't be gone on with, since a turn of it is not there."""
+
+    code = "previous_response_not_found"
+
+    def __init__(self, response_id: str, going_on_from: str) -> None:
+        """going_on_from: what the request named; the same one, or a later turn of the conversation."""
+        where = "" if going_on_from == response_id else f", which '{going_on_from}' goes on from"
+        message = f"Previous response with id '{response_id}' not found{where}."
+        super().__init__(message, param="previous_response_id")
+
+
 class ModelNotFound(NotFound):
     code = "model_not_found"
 

@@ -16,6 +16,7 @@ from laya.config.schema import (
     SamplingDefaults,
     ServerConfig,
 )
+from laya.config.store import StoreConfig
 from laya.config.units import parse_budget, parse_bytes, parse_duration
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "ResolvedModel",
     "SamplingDefaults",
     "ServerConfig",
+    "StoreConfig",
     "data_dir",
     "load_config",
     "parse_budget",

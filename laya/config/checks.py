@@ -14,6 +14,7 @@ from msgspec import UNSET
 from laya.config.check_routing import check_routing
 from laya.config.document import Document, KeyPath, dotted
 from laya.config.schema import KV_CACHE_DTYPES, Config, ModelSettings
+from laya.config.store import STORE_SCHEMES
 from laya.errors import nearest
 
 _KV_ALIASES = {
@@ -42,6 +43,7 @@ def check_config(config: Config, document: Document) -> None:
     _check_names(config, document)
     _check_key_names(config, document)
     _check_gpu_numbers(config, document)
+    _check_store(config, document)
     check_routing(config, document)
 
 
@@ -54,6 +56,14 @@ def _check_pools(config: Config, document: Document) -> None:
                 path, f"{dotted(path)}: {model.kv_pool_tokens} tokens do not hold one sequence of "
                 f"max_seq_len {model.max_seq_len}"
             )  # fmt: skip
+
+
+def _check_store(config: Config, document: Document) -> None:
+    url = config.store.url
+    if url is not None and url.partition("://")[0] not in STORE_SCHEMES:
+        known = " or ".join(f"{scheme}://" for scheme in STORE_SCHEMES)
+        scheme = url.partition("://")[0] if "://" in url else "no scheme"
+        raise document.error(("store", "url"), f"store.url: expected a URL that begins with {known}, got {scheme}")
 
 
 def _check_names(config: Config, document: Document) -> None:

@@ -13,6 +13,7 @@ from laya.config.foreign import foreign_key
 from laya.config.key_entries import key_entries
 from laya.config.routing import RoutingConfig
 from laya.config.schema import ApiKey, Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
+from laya.config.store import StoreConfig
 from laya.config.units import MAX_BYTES, check_budget, parse_bytes, parse_cache, parse_duration, parse_limit
 from laya.errors import ConfigError, nearest
 
@@ -34,7 +35,8 @@ _UNIT_WORDS = {
 _WORDS = {inspect.BoolType: "true or false", inspect.StrType: "text", inspect.NoneType: "null"}
 _EMPTY: dict[type, type] = {inspect.ListType: list, inspect.DictType: dict}
 _SECTIONS = {
-    "server": ServerConfig, "memory": MemoryConfig, "routing": RoutingConfig, "defaults": SamplingDefaults,
+    "server": ServerConfig, "memory": MemoryConfig, "routing": RoutingConfig, "store": StoreConfig,
+    "defaults": SamplingDefaults,
 }  # fmt: skip
 MAX_NAMED_KEYS = 12
 MAX_INTEGER = 2**32 - 1  # what llama.cpp's context sizes and seeds are held in

@@ -16,6 +16,7 @@ from laya.config.convert import describe
 from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
 from laya.config.routing import RouteRule, RoutingConfig
 from laya.config.schema import ApiKey, Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
+from laya.config.store import StoreConfig
 from laya.config.units import BUDGET_PATTERN, BYTES_PATTERN, CACHE_PATTERN, DURATION_PATTERN
 from laya.types import MIB
 
@@ -48,6 +49,8 @@ _WRITTEN_DEFAULTS = {
     "quantization": "none",
     "budget": "80%",
     "max_body_bytes": "16MiB",
+    "keep": "30d",
+    "max_bytes": "1GiB",
 }
 
 
@@ -98,7 +101,8 @@ def example(schema_path: str = "laya/config.schema.json") -> str:
     lines += _example_lines(Config, ("version", "models_dir"))
     lines += ["", "# Settings of every model; an entry under `models` may say otherwise for one of them."]
     lines += _example_lines(ModelSettings, SETTING_NAMES)
-    for section, struct in (("server", ServerConfig), ("memory", MemoryConfig), ("routing", RoutingConfig)):
+    sections = (("server", ServerConfig), ("memory", MemoryConfig), ("routing", RoutingConfig), ("store", StoreConfig))
+    for section, struct in sections:
         lines += ["", f"# {_description(Config, section)}", f"{section}:"]
         lines += _example_lines(struct, struct.__struct_fields__, indent="  ")
     lines += ["", f"# {_description(Config, 'models')}", "models:", "  smollm2-135m:"]
@@ -162,6 +166,7 @@ def key_tables() -> str:
         ("`memory`", MemoryConfig, MemoryConfig.__struct_fields__),
         ("`routing`", RoutingConfig, RoutingConfig.__struct_fields__),
         ("`routing.rules`, each entry", RouteRule, RouteRule.__struct_fields__),
+        ("`store`", StoreConfig, StoreConfig.__struct_fields__),
         ("Settings of models: at the top level or under `models.<name>`", ModelSettings, SETTING_NAMES),
         ("Only under `models.<name>`", ModelConfig, ("source", "aliases")),
         ("`defaults`", SamplingDefaults, SamplingDefaults.__struct_fields__),

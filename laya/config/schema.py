@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from laya.config.routing import RoutingConfig
+from laya.config.store import StoreConfig
 from laya.config.units import parse_budget
 from laya.types import MIB, KeyRole, RoutePolicy, Task
 
@@ -293,6 +294,9 @@ class Config(ModelSettings, kw_only=True, forbid_unknown_fields=True):
     routing: Annotated[
         RoutingConfig, Meta(description="Which model serves a request, where that is not the one it names.")
     ] = msgspec.field(default_factory=RoutingConfig)
+    store: Annotated[StoreConfig, Meta(description="Where conversations are kept, and for how long.")] = msgspec.field(
+        default_factory=StoreConfig
+    )
     models: Annotated[
         dict[str, ModelConfig], Meta(description="Settings of single models, by the name requests use.")
     ] = msgspec.field(default_factory=dict)

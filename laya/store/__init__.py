@@ -1,4 +1,4 @@
-"""Owns: what outlives the process in one SQLite file: conversations, corrections, API keys; later responses, usage.
+"""Owns: what outlives the process in one SQLite file: conversations, corrections, API keys, responses; later usage.
 
 One module per group of tables; `database` opens the file, `migrations` brings it to the newest form. Knows no room.
 """
@@ -6,6 +6,7 @@ One module per group of tables; `database` opens the file, `migrations` brings i
 from laya.store.conversations import Conversation, Message, Role
 from laya.store.corrections import LearnedCorrection
 from laya.store.keys import no_key, stamp_of
+from laya.store.responses import KeptTurn
 from laya.store.store import Store
 
-__all__ = ["Conversation", "LearnedCorrection", "Message", "Role", "Store", "no_key", "stamp_of"]
+__all__ = ["Conversation", "KeptTurn", "LearnedCorrection", "Message", "Role", "Store", "no_key", "stamp_of"]

@@ -70,4 +70,21 @@ _API_KEYS = (
     """,
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_CONVERSATIONS, _CORRECTIONS, _MACHINE_RATES, _API_KEYS)
+# As PostgreSQL understands it too: `store.url` may name one.
+RESPONSES = (
+    """
+    CREATE TABLE response (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        previous_id TEXT,
+        root_id TEXT NOT NULL,
+        created_s DOUBLE PRECISION NOT NULL,
+        n_bytes BIGINT NOT NULL,
+        document TEXT NOT NULL,
+        input TEXT NOT NULL
+    )
+    """,
+    "CREATE INDEX response_root ON response (root_id, created_s)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_CONVERSATIONS, _CORRECTIONS, _MACHINE_RATES, _API_KEYS, RESPONSES)

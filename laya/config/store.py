@@ -1,0 +1,31 @@
+"""Owns: the `store` section of config.yaml: where finished conversations are kept, and for how long."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from laya.types import GIB
+
+STORE_SCHEMES = ("sqlite", "postgresql")
+KEEP_S = 30 * 24 * 3600.0
+Keep = Annotated[float, Meta(extra={"unit": "duration"}, extra_json_schema={"x-unit": "duration"})]
+Size = Annotated[int, Meta(ge=0, extra={"unit": "bytes"}, extra_json_schema={"x-unit": "bytes"})]
+
+
+class StoreConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Conversations of the Responses API."""
+
+    url: Annotated[
+        str | None,
+        Meta(description="Database: sqlite:///FILE or postgresql://USER@HOST/NAME; null = laya.db in Laya's folder."),
+    ] = None
+    keep: Annotated[
+        Keep | None,
+        Meta(description="A conversation is forgotten this long after its last turn; -1 or null = never."),
+    ] = KEEP_S
+    max_bytes: Annotated[
+        Size, Meta(description="Most that all conversations take; those unused longest are forgotten first.")
+    ] = GIB
