@@ -75,7 +75,7 @@ class Fleet(Shown):
         self._windows: dict[str, tuple[float, int | None]] = {}
         self._measured_s = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
-        supervisor.on_state(self._engine_changed)
+        supervisor.on_state(self.engine_changed)
 
     # which models there are
     def attend(self, endpoint: Endpoint) -> None:
@@ -207,7 +207,7 @@ class Fleet(Shown):
         return self.loading.budget()
 
     # what engines do
-    def _engine_changed(self, name: str, state: ModelState, address: EngineAddress | None) -> None:
+    def engine_changed(self, name: str, state: ModelState, address: EngineAddress | None) -> None:
         endpoint = self._by_name[name]
         if state == "ready" and address is not None:
             self.open(endpoint, address)

@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 from laya.bench.stub_gateway import StubSupervisor, stub_plan
 from laya.config import ApiKey, Config
 from laya.config.routing import RoutingConfig
+from laya.errors import EngineFailed
 from laya.gateway.app import build_app
 from laya.gateway.limits import Limits
 from laya.gateway.server import Gateway, listen, uvicorn_config
@@ -120,6 +121,11 @@ class Client:
                 return
             yield data[:-2]
 
+    async def rest_of_answer(self) -> None:
+        """Read the next answer, also one that breaks off."""
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionResetError):
+            await self.answer()
+
     async def rest(self) -> bytes:
         """Everything until the gateway closes."""
         return await asyncio.wait_for(self.reader.read(), PATIENCE_S)
@@ -146,6 +152,7 @@ class StandingEngines(StubSupervisor):
         self._addresses = addresses
         self._names: list[str] = []
         self.unloaded: list[str] = []
+        self.dead: set[str] = set()  # they do not come back
 
     async def unload(self, model_id: str, deadline_s: float) -> None:
         self.unloaded.append(model_id)
@@ -154,6 +161,8 @@ class StandingEngines(StubSupervisor):
         self._names.append(model_id)
 
     async def ensure_ready(self, model_id: str) -> EngineAddress:
+        if model_id in self.dead:
+            raise EngineFailed(f"'{model_id}' is dead.")
         return self._addresses[self._names.index(model_id)]
 
 
@@ -166,6 +175,8 @@ class Front:
         self.gateway = gateway
         self.engines = engines
         self.engine = engines[0]
+        self.addresses: list[EngineAddress] = []
+        self.supervisor: StandingEngines = gateway.supervisor  # type: ignore[assignment]
         self.port = port
         self.limits = limits
         self.stats = gateway.stats
@@ -285,6 +296,7 @@ async def front(
     connection = functools.partial(protocol, config=uvicorn, server_state=state, app_state={})
     listener = await asyncio.get_running_loop().create_server(connection, sock=listen("127.0.0.1", 0))
     made = Front(gateway, engines, listener.sockets[0].getsockname()[1], state, protocol.limits)
+    made.addresses = addresses
     try:
         yield made
     finally:

@@ -48,11 +48,6 @@ def stuck_events(gate: Front) -> list[str]:
     return [event.text for event in gate.gateway.events.after() if event.kind == "engine_stuck"]
 
 
-def unloaded(gate: Front) -> list[str]:
-    names: list[str] = gate.gateway.supervisor.unloaded  # type: ignore[attr-defined]
-    return names
-
-
 async def test_engine_that_gives_nothing_is_stopped_and_its_request_is_told(tmp_path: Path) -> None:
     async with watched(tmp_path) as gate:
         client = await gate.client()
@@ -68,7 +63,7 @@ async def test_engine_that_gives_nothing_is_stopped_and_its_request_is_told(tmp_
         assert int(answer.headers["retry-after"]) >= 1
         assert len(stuck_events(gate)) == 1
         await until(lambda: gate.endpoint.is_serving)
-        assert unloaded(gate) == ["stub"]
+        assert gate.supervisor.unloaded == ["stub"]
         assert (await gate.ask(chat())).status == 200, "by the new one"
         assert gate.stats.unloads == {("stub", "stuck"): 1}
         assert await gate.settled() == {"failed": 1, "served": 1}
@@ -116,7 +111,7 @@ async def test_idle_engine_that_hangs_is_found_before_a_request_is(tmp_path: Pat
         await look(gate, IDLE_LIMIT_S + 2 * ASK_EVERY_S)
         assert len(stuck_events(gate)) == 1
         await until(lambda: gate.endpoint.is_serving)
-        assert unloaded(gate) == ["stub"]
+        assert gate.supervisor.unloaded == ["stub"]
 
 
 async def test_time_that_this_process_was_stopped_for_does_not_count(tmp_path: Path) -> None:
