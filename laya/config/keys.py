@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
+import time
 
 from laya.config.schema import ApiKey
-from laya.config.units import parse_moment
+from laya.config.units import parse_duration, parse_moment
+from laya.errors import ConfigError
 from laya.types import KeyGrant
 
+_SPAN = re.compile(r"\s*(\d+(\.\d+)?[smhd])+\s*")
 MIN_KEY_CHARS = 16  # a shorter one could be found from its hash
 
 
@@ -34,3 +38,12 @@ def grant_of(key: ApiKey) -> KeyGrant:
         requests_per_minute=key.requests_per_minute,
         tokens_per_minute=key.tokens_per_minute,
     )
+
+
+def expiry_of(text: str) -> float:
+    """Unix time of `2027-01-31`, `2027-01-31T18:00Z` or, from now, `30d`. Raises ConfigError, also for what is past."""
+    is_span = _SPAN.fullmatch(text) is not None
+    end_s = time.time() + (parse_duration(text) or 0) if is_span else parse_moment(text)
+    if end_s <= time.time():
+        raise ConfigError(f"{text!r} is past", param="expires")
+    return end_s

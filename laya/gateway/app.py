@@ -13,14 +13,18 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from laya.errors import InvalidRequest, LayaError, NotFound, nearest
 from laya.gateway.auth import KeyRing
 from laya.gateway.desk import Desk, reply
 from laya.gateway.heads import HOT_PATHS, new_request_id
+from laya.gateway.key_desk import KeyDesk
 from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES
+from laya.gateway.live_keys import LiveKeys
+from laya.gateway.own import OwnRequests
 from laya.gateway.page import page_files, page_routes
+from laya.gateway.roles import KEY, may_reach, out_of_reach
 
 Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -31,9 +35,10 @@ OTHER_APIS = frozenset({"/v1/responses", "/v1/messages", "/v1/complete", "/compl
 class Guard:
     """ASGI middleware: the key check, and the request id on every answer."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, routes: list[Route]) -> None:
         self._app = app
         self._keys = keys
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -52,16 +57,26 @@ class Guard:
 
         app: Any = self._app
         if scope["path"] not in _OPEN_PATHS:
-            authorization = next((value for name, value in headers if name == b"authorization"), None)
             try:
-                self._keys.check(authorization, headers)
+                self._check(scope)
             except LayaError as error:
                 app = reply(error.body(), error.http_status, error.headers())
         await app(scope, receive, send_with_id)
 
+    def _check(self, scope: Scope) -> None:
+        """The key, and whether its role reaches this path; where nothing is, the answer says that instead."""
+        authorization = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+        key = scope[KEY] = self._keys.check(authorization, scope["headers"])
+        if key is not None and not may_reach(key, scope["path"]) and self._is_somewhere(scope):
+            raise out_of_reach(key, scope["path"])
 
-def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
+    def _is_somewhere(self, scope: Scope) -> bool:
+        return any(route.matches(scope)[0] != Match.NONE for route in self._routes)
+
+
+def build_app(desk: Desk, keys: LiveKeys, lifespan: Any) -> ASGIApp:
     """All cold routes. A hot path that comes here came with the wrong method."""
+    own = OwnRequests(desk.fleet)
     admin = "/admin/models/{model_id:path}"
     routes = [
         *page_routes(desk.root),
@@ -77,6 +92,8 @@ def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
         Route(admin + "/unload", desk.unload, methods=["POST"]),
         Route(admin + "/slots", desk.slots),
         Route(admin + "/logs", desk.logs),
+        *own.routes(),
+        *KeyDesk(keys, own.cancel_all).routes(),
         *desk.apis,
     ]
     known = [route.path for route in routes if "{" not in route.path] + [path.decode() for path in HOT_PATHS]
@@ -101,12 +118,16 @@ def build_app(desk: Desk, keys: KeyRing, lifespan: Any) -> ASGIApp:
         lifespan=lifespan,
         exception_handlers={HTTPException: on_http_error, LayaError: on_fault},
     )
-    guarded: ASGIApp = Guard(app, keys)
+    guarded: ASGIApp = Guard(app, keys, routes)
     if not keys.origins:
         return guarded
     # outside the key check: a browser asks for permission without its key
     return CORSMiddleware(
-        guarded, allow_origins=sorted(keys.origins), allow_methods=["GET", "POST"], allow_headers=["*"], max_age=600
+        guarded,
+        allow_origins=sorted(keys.origins),
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        max_age=600,
     )
 
 

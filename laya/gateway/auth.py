@@ -61,7 +61,8 @@ class KeyRing:
 
     @property
     def is_open(self) -> bool:
-        return not self._keys
+        """Whether no key is needed, on this machine."""
+        return not self._keys and self._may_be_open
 
     def check(self, authorization: bytes | None, headers: Iterable[tuple[bytes, bytes]]) -> Key | None:
         """The key, or None where none is needed. Raises InvalidApiKey or Forbidden."""

@@ -23,6 +23,7 @@ from laya.gateway.events import Events
 from laya.gateway.explaining import explain_live
 from laya.gateway.fleet import Fleet
 from laya.gateway.gauge import cards, ram
+from laya.gateway.roles import key_of
 from laya.metrics import GatewayStats, LayaCollector
 from laya.routing import NATIVE
 
@@ -40,7 +41,7 @@ class Desk:
     """The handlers."""
 
     def __init__(self, fleet: Fleet, stats: GatewayStats, events: Events | None = None) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._events = events or Events()
         self._registry = CollectorRegistry()
         self._registry.register(LayaCollector(stats, fleet.statuses, lambda: fleet.budget().bytes, fleet.kv_tokens))
@@ -65,15 +66,21 @@ class Desk:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
-        await self._fleet.refresh()
-        data = [await self._model(group[0]) for group in self._fleet.groups()]
+        await self.fleet.refresh()
+        key, id_of = key_of(request), self.fleet.roster.id_of
+        found = [group[0] for group in self.fleet.groups()]
+        shown = [each for each in found if key is None or key.may_use(each.model_id, each.model_id, id_of)]
+        data = [await self._model(each) for each in shown]
         return reply({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
-        return reply(await self._model(self._fleet.find(request.path_params["model_id"])))
+        name, key = request.path_params["model_id"], key_of(request)
+        if key is not None and not key.may_use(name, self.fleet.roster.id_of(name), self.fleet.roster.id_of):
+            raise key.forbidden_model(name)
+        return reply(await self._model(self.fleet.find(name)))
 
     async def _model(self, endpoint: Endpoint) -> dict[str, Any]:
-        window = await self._fleet.window(endpoint)
+        window = await self.fleet.window(endpoint)
         return {
             "id": endpoint.model_id,
             "object": "model",
@@ -82,12 +89,12 @@ class Desk:
             "context_length": window,
             "max_model_len": window,
             "task": endpoint.settings.task,
-            "loaded": any(each.pool is not None for each in self._fleet.replicas(endpoint)),
-            "aliases": self._fleet.aliases(endpoint),
+            "loaded": any(each.pool is not None for each in self.fleet.replicas(endpoint)),
+            "aliases": self.fleet.aliases(endpoint),
         }
 
     async def state(self, request: Request) -> Response:
-        fleet, stats = self._fleet, self._stats
+        fleet, stats = self.fleet, self._stats
         await fleet.refresh()
         now_s = time.monotonic()
         budget = fleet.budget()
@@ -126,42 +133,42 @@ class Desk:
 
     async def explain(self, request: Request) -> Response:
         """Which rule takes a request like this one, which engines could serve it, and which one would, and why."""
-        await self._fleet.refresh()
+        await self.fleet.refresh()
         query = request.query_params
-        return reply(explain_live(self._fleet, dict(query), query.getlist("header")))
+        return reply(explain_live(self.fleet, dict(query), query.getlist("header")))
 
     async def load(self, request: Request) -> Response:
         """`?anyway=true`: also a model that does not fit, under the ceiling of what is free."""
-        endpoint = self._fleet.find(request.path_params["model_id"])
-        await self._fleet.load(endpoint, anyway=_switch(request, "anyway"))
+        endpoint = self.fleet.find(request.path_params["model_id"])
+        await self.fleet.load(endpoint, anyway=switch(request, "anyway"))
         return await self._shown(endpoint)
 
     async def unload(self, request: Request) -> Response:
-        endpoint = self._fleet.find(request.path_params["model_id"])
-        await self._fleet.unload_model(endpoint, "requested")
+        endpoint = self.fleet.find(request.path_params["model_id"])
+        await self.fleet.unload_model(endpoint, "requested")
         return await self._shown(endpoint)
 
     async def _shown(self, endpoint: Endpoint) -> Response:
-        status = next(status for status in self._fleet.statuses() if status.id == endpoint.model_id)
+        status = next(status for status in self.fleet.statuses() if status.id == endpoint.model_id)
         return reply(status)
 
     async def slots(self, request: Request) -> Response:
         """What the engine itself says of its sequences, beside what Laya has promised (`/admin/state`)."""
-        found = self._fleet.find(request.path_params["model_id"])
+        found = self.fleet.find(request.path_params["model_id"])
         slots: list[dict[str, Any]] = []
-        for endpoint in self._fleet.replicas(found):
+        for endpoint in self.fleet.replicas(found):
             if endpoint.pool is None:
                 continue
             try:
                 _, answer = await endpoint.pool.fetch("GET", "/slots")
             except OSError as error:
                 raise EngineFailed(f"The engine of '{endpoint.name}' does not answer: {error}") from None
-            engine = {} if endpoint is found and len(self._fleet.replicas(found)) == 1 else {"replica": endpoint.name}
+            engine = {} if endpoint is found and len(self.fleet.replicas(found)) == 1 else {"replica": endpoint.name}
             slots += [engine | {name: slot.get(name) for name in _SLOT_FIELDS} for slot in msgspec.json.decode(answer)]
         return reply({"slots": slots})
 
     def _replica(self, request: Request) -> Endpoint:
-        group = self._fleet.replicas(self._fleet.find(request.path_params["model_id"]))
+        group = self.fleet.replicas(self.fleet.find(request.path_params["model_id"]))
         value = request.query_params.get("replica", "1")
         if not value.isdecimal() or not 1 <= int(value) <= len(group):
             raise InvalidRequest(f"'replica' is '{value}': expected 1 to {len(group)}.", param="replica")
@@ -170,8 +177,8 @@ class Desk:
     async def logs(self, request: Request) -> Response:
         """`?replica=2`: of that engine, where the model has several; the first one's otherwise."""
         endpoint = self._replica(request)
-        follow = _switch(request, "follow")
-        logs = self._fleet.supervisor.logs(endpoint.name)
+        follow = switch(request, "follow")
+        logs = self.fleet.supervisor.logs(endpoint.name)
         if follow:
             lines = _lines(logs.follow(FOLLOW_FROM_LINES), self.closing)
             return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
@@ -194,7 +201,7 @@ def _doing(group: tuple[Endpoint, ...], now_s: float) -> dict[str, Any]:
     }
 
 
-def _switch(request: Request, name: str) -> bool:
+def switch(request: Request, name: str) -> bool:
     """A query parameter that is true or false; false when it is left out."""
     value = request.query_params.get(name, "false")
     if value not in ("true", "false", "1", "0"):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from laya.errors import EngineCrashed, EngineFailed, LayaError, PayloadTooLarge, ServerStopping
+from laya.errors import EngineCrashed, EngineFailed, LayaError, PayloadTooLarge, RequestCancelled, ServerStopping
 from laya.gateway.answering import Answering, Outcome
 from laya.gateway.assemble import encode
 from laya.gateway.heads import new_request_id
@@ -215,6 +215,8 @@ class Exchange(Answering):
         if isinstance(error, _FAULTS_OF_ENGINES) and self.dispatcher.retries.failed(self):
             return
         outcome: Outcome = "failed" if isinstance(error, _FAULTS_OF_OURS) or error.http_status == 500 else "refused"
+        if isinstance(error, RequestCancelled):
+            outcome = "cancelled"
         if not self.head_sent:
             self.extra_headers += [f"{name}: {value}\r\n".encode() for name, value in error.headers().items()]
             self.respond(error.http_status, encode(error.body()), outcome)

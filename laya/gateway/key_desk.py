@@ -1,0 +1,141 @@
+"""Owns: what `laya key` and `/admin/keys` do with the keys of a server, running or not, and how keys are shown.
+
+A key is made here and given out once; only its digest is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Annotated, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from laya.config.keys import expiry_of, hash_key, new_key
+from laya.errors import InvalidRequest
+from laya.gateway.account import Key
+from laya.gateway.desk import reply, switch
+from laya.gateway.live_keys import LiveKeys
+from laya.types import KeyGrant, KeyRole
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_LIMITS = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
+
+
+class AskedKey(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A key as it is asked for. role: None is user, and admin for the first key of all. sha256: of a key that is there
+    already; None makes one. expires: a day, a moment, or a time from now such as 30d."""
+
+    name: Name
+    role: KeyRole | None = None
+    models: list[str] = []
+    expires: str | None = None
+    max_concurrent: Count | None = None
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    sha256: Sha256 | None = None
+
+
+async def make(keys: LiveKeys, asked: AskedKey) -> dict[str, Any]:
+    """A new key in force: its grant, the key itself where it was made here, what changed for others.
+
+    Raises InvalidRequest, ConfigError for what `expires` says, StoreError.
+    """
+    is_first = not keys.keys
+    secret = None if asked.sha256 else new_key()
+    grant = KeyGrant(
+        name=asked.name,
+        sha256=asked.sha256 or hash_key(secret or ""),
+        role=asked.role or ("admin" if is_first else "user"),
+        models=tuple(dict.fromkeys(asked.models)),
+        expires_s=expiry_of(asked.expires) if asked.expires else None,
+        **{name: getattr(asked, name) for name in _LIMITS},
+    )
+    made = await keys.create(grant)
+    answer = shown(Key(made)) | ({"key": secret} if secret else {})
+    if is_first:
+        answer["notice"] = (
+            "Until now this server needed no key and answered to this machine alone; from now on every request needs "
+            "one, but /health, /ready and the page's own files. Give it to `laya` as LAYA_API_KEY."
+        )
+    return answer
+
+
+async def revoke(keys: LiveKeys, name: str, end_running: Callable[[Key], int] | None) -> dict[str, Any]:
+    """A key ended: what it was, and what it still runs; end_running ends that too.
+
+    Raises NotFound, InvalidRequest, StoreError.
+    """
+    key = await keys.revoke(name)
+    n_cancelled = end_running(key) if end_running is not None else 0
+    answer = shown(key) | {"cancelled": n_cancelled, "is_open": keys.is_open}
+    if keys.is_open:
+        answer["notice"] = "No key is left: this server answers to this machine alone, without a key."
+    return answer
+
+
+def shown(key: Key) -> dict[str, Any]:
+    """A key as people may see it: never the digest whole, from which nothing follows but what was logged of it."""
+    grant = key.grant
+    answer: dict[str, Any] = {
+        "name": grant.name,
+        "role": grant.role,
+        "models": list(grant.models),
+        "expires": _moment(grant.expires_s),
+        **{name: getattr(grant, name) for name in _LIMITS},
+        "origin": "config" if grant.created_s is None else "store",
+        "created": _moment(grant.created_s),
+        "digest": grant.sha256[:8],
+        "running": key.n_running,
+    }
+    for name, bucket in (("requests", key.requests), ("tokens", key.tokens)):
+        if bucket is not None:
+            answer[f"{name}_left"] = int(bucket.level())
+    return answer
+
+
+def _moment(unix_s: float | None) -> str | None:
+    return None if unix_s is None else datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="seconds")
+
+
+class KeyDesk:
+    """The handlers of /admin/keys."""
+
+    def __init__(self, keys: LiveKeys, end_running: Callable[[Key], int]) -> None:
+        self._keys = keys
+        self._end_running = end_running
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/admin/keys", self.all, methods=["GET", "POST"]),
+            Route("/admin/keys/{name:path}", self.one, methods=["GET", "DELETE"]),
+        ]
+
+    async def all(self, request: Request) -> Response:
+        """Every key; POST makes one."""
+        if request.method == "POST":
+            return await self._create(request)
+        return reply({"keys": [shown(key) for key in self._keys.keys]})
+
+    async def one(self, request: Request) -> Response:
+        """One key; DELETE ends it."""
+        if request.method == "DELETE":
+            return await self._revoke(request)
+        return reply(shown(self._keys.find(request.path_params["name"])))
+
+    async def _create(self, request: Request) -> Response:
+        try:
+            asked = msgspec.json.decode(await request.body(), type=AskedKey)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"This describes no key: {error}.".replace("`", "'")) from None
+        return reply(await make(self._keys, asked), 201)
+
+    async def _revoke(self, request: Request) -> Response:
+        """`?cancel=true`: what it runs ends too; otherwise that is finished."""
+        end_running = self._end_running if switch(request, "cancel") else None
+        return reply(await revoke(self._keys, request.path_params["name"], end_running))
