@@ -34,10 +34,10 @@ class LoadResult(msgspec.Struct):
 
 
 class Asked(NamedTuple):
-    """One of the requests of a load. `answer`: what a right answer to it has in its body."""
+    """One of the requests of a load. `answers`: a right answer to it has one of these in its body."""
 
     request: bytes
-    answer: bytes = b""
+    answers: tuple[bytes, ...] = (b"",)
 
 
 class _Answer(msgspec.Struct):
@@ -85,7 +85,7 @@ class _Client(asyncio.Protocol):
         if self._run.streams:
             return self._body[-1].endswith(b"data: [DONE]\n\n")
         body = b"".join(self._body)
-        return self._asked.answer in body and bool(_ANSWER.decode(body).choices)
+        return any(map(body.__contains__, self._asked.answers)) and bool(_ANSWER.decode(body).choices)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._run.closed(exc)

@@ -2,7 +2,7 @@
 
 Stub engines (one process), the gateway with every check in place (a second) and the load (this one) share the machine.
 Rounds alternate between the engines asked directly and through the gateway; what is added is the difference of the two,
-seen by the client. Each model has an engine of its own, which writes its name into its answers: a request that any
+seen by the client. Each model has engines of its own, which write their names into their answers: a request that any
 other engine answered is wrong.
 """
 
@@ -37,21 +37,23 @@ Target = tuple[int, list[Asked]]  # a port, and what is asked there
 def measure_gateway(load: RouterLoad) -> dict[str, Any]:
     """Whole answers over `threads` connections, and over one with all three processes on one core. Exits where a
     process does not start."""
-    n_engines = min(load.models, MOST_ENGINES)
+    n_models = min(load.models, MOST_ENGINES)
+    replicas = max(1, min(load.endpoints // load.models, MOST_ENGINES // n_models))
     n_connections = min(load.threads, MOST_CONNECTIONS)
     n_requests = min(load.requests, MOST_REQUESTS)
     with ExitStack() as stack:
-        engines, engine = stack.enter_context(started("laya.bench.stub_engine", "--engines", str(n_engines)))
+        engine_argv = ("laya.bench.stub_engine", "--engines", str(n_models * replicas))
+        engines, engine = stack.enter_context(started(*engine_argv))
+        gateway_argv = ("--max-num-seqs", str(MOST_CONNECTIONS), "--replicas", str(replicas), "--engine-port")
         ports = map(str, engines["ports"])
-        gateway_argv = ("--max-num-seqs", str(MOST_CONNECTIONS), "--engine-port", *ports)
-        port, gateway = stack.enter_context(process("laya.bench.stub_gateway", *gateway_argv))
-        targets = (engines["port"], _asked(load, 1, engines["port"])), (port, _asked(load, n_engines, port))
+        port, gateway = stack.enter_context(process("laya.bench.stub_gateway", *gateway_argv, *ports))
+        targets = (engines["port"], _asked(load, 1, 1, engines["port"])), (port, _asked(load, n_models, replicas, port))
         together = _added(targets, n_requests, n_connections)
         with _one_core(os.getpid(), engine.pid, gateway.pid):
             alone = _added(targets, min(n_requests, ALONE_REQUESTS), 1)
         inside = _inside(port)
-    wrong = together["wrong"] + alone["wrong"]
-    return together | {"alone": alone} | inside | {"models": n_engines, "wrong": wrong}
+    shape = {"models": n_models, "endpoints": n_models * replicas, "wrong": together["wrong"] + alone["wrong"]}
+    return together | {"alone": alone} | inside | shape
 
 
 @contextmanager
@@ -95,21 +97,22 @@ def _seen(runs: list[LoadResult]) -> dict[str, float]:
     return quantiles_us(samples_us) | {"per_s": len(samples_us) / sum(run.seconds for run in runs)}
 
 
-def _asked(load: RouterLoad, n_engines: int, port: int) -> list[Asked]:
+def _asked(load: RouterLoad, n_models: int, replicas: int, port: int) -> list[Asked]:
     """The load's questions, as far as there are engines for their models."""
     n_sessions = min(load.sessions, MOST_SESSIONS)
-    fewer = dataclasses.replace(load, models=n_engines, endpoints=n_engines, sessions=n_sessions, prompt_bytes=0)
+    n_endpoints = n_models * replicas
+    fewer = dataclasses.replace(load, models=n_models, endpoints=n_endpoints, sessions=n_sessions, prompt_bytes=0)
     found = []
     for question in questions(fewer):
-        name = engine_name(question.answers.start)
-        body = {"model": name, "messages": MESSAGES} | ({"user": question.session} if question.session else {})
-        found.append(Asked(request_bytes(port, PATH, body, KEY), engine_mark(name)))
+        model = engine_name(question.answers.start // replicas)
+        body = {"model": model, "messages": MESSAGES} | ({"user": question.session} if question.session else {})
+        found.append(Asked(request_bytes(port, PATH, body, KEY), engine_marks(question.answers)))
     return found
 
 
-def engine_mark(model: str) -> bytes:
-    """What only the engine of this model writes into its answers."""
-    return b'"system_fingerprint":"%b"' % model.encode()
+def engine_marks(engines: range) -> tuple[bytes, ...]:
+    """What only these engines write into their answers."""
+    return tuple(b'"system_fingerprint":"%b"' % engine_name(index).encode() for index in engines)
 
 
 def _inside(port: int) -> dict[str, float]:

@@ -68,7 +68,7 @@ def _hop(layer: dict[str, Any]) -> str:
     direct, through, alone = layer["direct"], layer["through"], layer["alone"]
     lines = (
         f"{layer['requests']:,} whole answers over {layer['connections']} connections of this process, "
-        f"{layer['models']} engines, {layer['rounds']} alternating rounds",
+        f"{layer['models']} models on {layer['endpoints']} engines, {layer['rounds']} alternating rounds",
         f"direct p50 {direct['p50_us']:,.0f} µs and {direct['per_s']:,.0f}/s, "
         f"through Laya {through['p50_us']:,.0f} µs and {through['per_s']:,.0f}/s",
         f"over one connection, all on one core: p50 +{alone['p50_us']:,.0f} µs, p99 +{alone['p99_us']:,.0f} µs; "

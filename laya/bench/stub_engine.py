@@ -125,7 +125,7 @@ class StubEngine(asyncio.Protocol):
 
 
 def engine_name(index: int) -> str:
-    """Of the engines of one process: what the answers of each say, and the model that it serves."""
+    """Of the engines of one process: what the answers of each say; of the models of a gateway before them too."""
     return f"stub-{index}" if index else "stub"
 
 

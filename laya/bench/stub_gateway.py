@@ -60,32 +60,41 @@ class StubSupervisor:
         return
 
 
-def build(engine_ports: Sequence[int], *, cancels_whole: bool, max_num_seqs: int) -> Gateway:
-    """A gateway whose models, 'stub', 'stub-1' and so on, are each served at a port of this machine."""
-    addresses = {
-        engine_name(index): EngineAddress(host="127.0.0.1", port=port, api_key="stub-key", cancels_whole=cancels_whole)
-        for index, port in enumerate(engine_ports)
-    }
+def build(engine_ports: Sequence[int], *, replicas: int = 1, cancels_whole: bool, max_num_seqs: int) -> Gateway:
+    """A gateway whose models, 'stub', 'stub-1' and so on, are served at so many ports of this machine each."""
+    addresses = [
+        EngineAddress(host="127.0.0.1", port=port, api_key="stub-key", cancels_whole=cancels_whole)
+        for port in engine_ports
+    ]
     config = Config()
     key = ApiKey(name="bench", sha256=sha256(KEY.encode()).hexdigest())
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, api_keys=[key]))
-    gateway = Gateway(config, home=NO_HOME, supervisor=StubSupervisor(addresses["stub"]))  # type: ignore[arg-type]
-    for model, address in addresses.items():
+    gateway = Gateway(config, home=NO_HOME, supervisor=StubSupervisor(addresses[0]))  # type: ignore[arg-type]
+    for index in range(len(addresses) // replicas):
+        model = engine_name(index)
         file = ModelFile(id=model, path=NO_HOME / model, format="gguf", file_bytes=0, origin="config")
-        endpoint = gateway.fleet.register(file, config.for_model(model))
-        gateway.fleet.plans[model] = stub_plan(max_num_seqs)
-        gateway.fleet.open(endpoint, address)
+        settings = msgspec.structs.replace(config.for_model(model), replicas=replicas)
+        group = gateway.fleet.replicas(gateway.fleet.register(file, settings))
+        for endpoint, address in zip(group, addresses[index * replicas :], strict=False):
+            gateway.fleet.plans[endpoint.name] = stub_plan(max_num_seqs)
+            gateway.fleet.open(endpoint, address)
     return gateway
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine-port", type=int, required=True, nargs="+", metavar="N")
+    parser.add_argument("--replicas", type=int, default=1, help="so many of the ports, in turn, are of one model")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--assembled", action="store_true", help="treat the engine as llama.cpp: always stream from it")
     args = parser.parse_args()
-    gateway = build(args.engine_port, cancels_whole=not args.assembled, max_num_seqs=args.max_num_seqs)
+    gateway = build(
+        args.engine_port,
+        replicas=args.replicas,
+        cancels_whole=not args.assembled,
+        max_num_seqs=args.max_num_seqs,
+    )
     sock = listen("127.0.0.1", args.port)
 
     @contextlib.asynccontextmanager

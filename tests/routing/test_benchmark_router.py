@@ -60,16 +60,20 @@ def test_gateway_layer_says_what_it_is_the_difference_of() -> None:
     done = run_tool("--requests", "300", "--threads", "1", "--layer", "gateway", "--models", "3", "--json")
     assert done.returncode == 0, done.stderr
     (layer,) = json.loads(done.stdout)["layers"].values()
-    assert (layer["requests"], layer["connections"], layer["models"], layer["rounds"]) == (300, 1, 3, 5)
+    assert (layer["requests"], layer["connections"], layer["rounds"]) == (300, 1, 5)
+    assert (layer["models"], layer["endpoints"]) == (3, 9), "three engines for each model unless said"
     assert layer["alone"]["p50_us"] > 0, "what nobody else asks for at the same time"
     assert layer["mean_us"] == pytest.approx(layer["through"]["mean_us"] - layer["direct"]["mean_us"])
     assert layer["route_mean_us"] > 0 and layer["inside_mean_us"] > 0, "what the gateway's own clocks say"
 
 
 def test_gateway_layer_knows_which_engine_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = bench.RouterLoad(requests=100, threads=2, models=3, endpoints=9)
+    load = bench.RouterLoad(requests=200, threads=2, models=3, endpoints=9)
     assert router_hop.measure_gateway(load)["wrong"] == 0
-    monkeypatch.setattr(router_hop, "engine_mark", lambda model: b"another engine")
+    marks = router_hop.engine_marks
+    monkeypatch.setattr(router_hop, "engine_marks", lambda engines: marks(engines[:1]))
+    assert 0 < router_hop.measure_gateway(load)["wrong"] < 2 * load.requests, "all of a model's engines answer"
+    monkeypatch.setattr(router_hop, "engine_marks", lambda engines: (b"another engine",))
     layer = router_hop.measure_gateway(load)
     assert layer["wrong"] == 2 * (layer["requests"] + layer["alone"]["requests"]), "asked directly and through Laya"
 
