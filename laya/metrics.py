@@ -7,6 +7,7 @@ model ids that exist, endpoint kinds, outcomes. Never a key, a session or a requ
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -167,7 +168,10 @@ class LayaCollector(Collector):
         measured = GaugeMetricFamily("laya_memory_measured_bytes", "Peak resident bytes", labels=("device", "model"))
         ratio = GaugeMetricFamily("laya_plan_to_peak_ratio", "Planned bytes / measured peak", labels=("model",))
         state = GaugeMetricFamily("laya_model_state", "1 for the state a model is in", labels=("model", "state"))
+        engines = GaugeMetricFamily("laya_engines", "Engines of a model by their state", labels=("model", "state"))
         for status in self._statuses():
+            for (model_id, name), count in _engines(status).items():
+                engines.add_metric((model_id, name), count)
             for name in _STATES:
                 state.add_metric((status.id, name), float(status.state == name))
             if status.plan is None:
@@ -178,7 +182,7 @@ class LayaCollector(Collector):
             if status.measured_bytes:
                 measured.add_metric(("cpu", status.id), status.measured_bytes)
                 ratio.add_metric((status.id,), status.plan.need_bytes / status.measured_bytes)
-        yield from (budget, reserved, measured, ratio, state)
+        yield from (budget, reserved, measured, ratio, state, engines)
         promised = GaugeMetricFamily("laya_kv_tokens_promised", "Tokens promised to live requests", labels=("model",))
         capacity = GaugeMetricFamily("laya_kv_tokens_capacity", "Tokens that can be held", labels=("model",))
         for model_id, (n_promised, n_capacity) in self._kv_tokens().items():
@@ -198,3 +202,9 @@ class LayaCollector(Collector):
             for holder, n_bytes in parts.items():
                 gpus.add_metric((index, holder), n_bytes)
         yield from (steps, unloads, gpus)
+
+
+def _engines(status: ModelStatus) -> Counter[tuple[str, str]]:
+    """(model, state) -> how many of its engines are in it."""
+    replicas = status.extra.get("replicas") or [{"state": status.state}]
+    return Counter((status.id, replica["state"]) for replica in replicas)

@@ -58,7 +58,7 @@ def _row(model: dict[str, Any]) -> list[str]:
     settings = plan["settings"] if plan else None
     return [
         shown(model["id"]),
-        f"[{colour}]{model['state']}[/]",
+        f"[{colour}]{model['state']}[/]{_ready_of(model)}",
         f"{sum(device['total_bytes'] for device in plan['devices']) / MIB:.0f} MiB" if plan else "-",
         f"{measured / MIB:.0f} MiB" if measured else "-",
         f"{model['anonymous_bytes'] / MIB:.0f} MiB" if model["anonymous_bytes"] else "-",
@@ -68,6 +68,12 @@ def _row(model: dict[str, Any]) -> list[str]:
         f"{model['idle_s']:.0f} s" if model["idle_s"] is not None else "-",
         _doing(model["requests"]),
     ]
+
+
+def _ready_of(model: dict[str, Any]) -> str:
+    """` 1/2`: engines that are ready, of a model that has several."""
+    replicas = model.get("extra", {}).get("replicas")
+    return f" {sum(each['state'] == 'ready' for each in replicas)}/{len(replicas)}" if replicas else ""
 
 
 def _doing(requests: list[dict[str, Any]]) -> str:
