@@ -29,7 +29,7 @@ from laya.gateway.roles import KEY, may_reach, out_of_reach
 Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
 _OPEN_PATHS = frozenset({"/", "/health", "/ready", *page_files()})
-OTHER_APIS = frozenset({"/v1/responses", "/v1/messages", "/v1/complete", "/completion", "/generate"})  # and /api/...
+OTHER_APIS = frozenset({"/v1/messages", "/v1/complete", "/completion", "/generate"})  # and /api/...
 
 
 class Guard:
@@ -93,7 +93,7 @@ def build_app(desk: Desk, keys: LiveKeys, lifespan: Any) -> ASGIApp:
         Route(admin + "/slots", desk.slots),
         Route(admin + "/logs", desk.logs),
         *own.routes(),
-        *KeyDesk(keys, own.cancel_all).routes(),
+        *KeyDesk(keys, own).routes(),
         *desk.apis,
     ]
     known = [route.path for route in routes if "{" not in route.path] + [path.decode() for path in HOT_PATHS]

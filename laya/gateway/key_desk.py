@@ -19,6 +19,7 @@ from laya.errors import InvalidRequest
 from laya.gateway.account import Key
 from laya.gateway.desk import reply, switch
 from laya.gateway.live_keys import LiveKeys
+from laya.gateway.own import OwnRequests
 from laya.types import KeyGrant, KeyRole
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -66,8 +67,8 @@ async def make(keys: LiveKeys, asked: AskedKey) -> dict[str, Any]:
     return answer
 
 
-async def revoke(keys: LiveKeys, name: str, end_running: Callable[[Key], int] | None) -> dict[str, Any]:
-    """A key ended: what it was, and what it still runs; end_running ends that too.
+async def revoke(keys: LiveKeys, name: str, end_running: Callable[[Key], int] | None = None) -> dict[str, Any]:
+    """A key ended: what it was. end_running: ends what it still runs too.
 
     Raises NotFound, InvalidRequest, StoreError.
     """
@@ -91,7 +92,6 @@ def shown(key: Key) -> dict[str, Any]:
         "origin": "config" if grant.created_s is None else "store",
         "created": _moment(grant.created_s),
         "digest": grant.sha256[:8],
-        "running": key.n_running,
     }
     for name, bucket in (("requests", key.requests), ("tokens", key.tokens)):
         if bucket is not None:
@@ -106,9 +106,9 @@ def _moment(unix_s: float | None) -> str | None:
 class KeyDesk:
     """The handlers of /admin/keys."""
 
-    def __init__(self, keys: LiveKeys, end_running: Callable[[Key], int]) -> None:
+    def __init__(self, keys: LiveKeys, requests: OwnRequests) -> None:
         self._keys = keys
-        self._end_running = end_running
+        self._requests = requests
 
     def routes(self) -> list[Route]:
         return [
@@ -120,13 +120,16 @@ class KeyDesk:
         """Every key; POST makes one."""
         if request.method == "POST":
             return await self._create(request)
-        return reply({"keys": [shown(key) for key in self._keys.keys]})
+        return reply({"keys": [self._shown(key) for key in self._keys.keys]})
 
     async def one(self, request: Request) -> Response:
         """One key; DELETE ends it."""
         if request.method == "DELETE":
             return await self._revoke(request)
-        return reply(shown(self._keys.find(request.path_params["name"])))
+        return reply(self._shown(self._keys.find(request.path_params["name"])))
+
+    def _shown(self, key: Key) -> dict[str, Any]:
+        return shown(key) | {"running": len(self._requests.of(key))}
 
     async def _create(self, request: Request) -> Response:
         try:
@@ -137,5 +140,5 @@ class KeyDesk:
 
     async def _revoke(self, request: Request) -> Response:
         """`?cancel=true`: what it runs ends too; otherwise that is finished."""
-        end_running = self._end_running if switch(request, "cancel") else None
+        end_running = self._requests.cancel_all if switch(request, "cancel") else None
         return reply(await revoke(self._keys, request.path_params["name"], end_running))

@@ -49,9 +49,13 @@ class OwnRequests:
             each.fail(RequestCancelled(f"This request was cancelled by {by}."))
         return reply({"id": request_id, "object": "request", "cancelled": True})
 
+    def of(self, key: Key) -> list[Exchange]:
+        """What a key runs."""
+        return [each for each in self._all() if each.key is key]
+
     def cancel_all(self, key: Key) -> int:
         """End whatever a key runs; how many that were."""
-        found = [each for each in self._all() if each.key is key]
+        found = self.of(key)
         for each in found:
             each.fail(RequestCancelled(f"The key '{key.name}' was revoked."))
         return len(found)

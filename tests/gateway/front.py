@@ -183,6 +183,7 @@ class Front:
         self.endpoint = gateway.fleet.find("stub")
         self.endpoints = gateway.fleet.replicas(self.endpoint)
         self._state = state
+        self.app: Any = None  # the cold one
         self._clients: list[Client] = []
 
     @property
@@ -209,6 +210,7 @@ class Front:
         for connection in list(self.connections):
             connection.sweep(now_s)
         self.gateway.fleet.sweep(now_s)
+        self.gateway.keys.sweep(now_s)
 
     @property
     def books(self) -> tuple[int, int, dict[str, int]]:
@@ -289,13 +291,15 @@ async def front(
             gateway.fleet.open(each, address)
     if apis is not None:
         gateway.desk.apis += apis(gateway)
-    uvicorn = uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, None))
+    app = build_app(gateway.desk, gateway.keys, None)
+    uvicorn = uvicorn_config(gateway, app)
     uvicorn.load()
     state = ServerState()
     protocol = gateway.protocol()
     connection = functools.partial(protocol, config=uvicorn, server_state=state, app_state={})
     listener = await asyncio.get_running_loop().create_server(connection, sock=listen("127.0.0.1", 0))
     made = Front(gateway, engines, listener.sockets[0].getsockname()[1], state, protocol.limits)
+    made.app = app
     made.addresses = addresses
     try:
         yield made
