@@ -1,5 +1,5 @@
-// Owns: the door between Python and the native core; with bind_plain.cpp the only files here that include Python. Knows how to turn Python
-// objects into the core's types and the core's faults into exceptions, and decides nothing.
+// Owns: the door between Python and the native core; with the other bind_*.cpp the only file here that includes Python.
+// Knows how to turn Python objects into the core's types and the core's faults into exceptions, and decides nothing.
 //
 // The GIL is kept on the calls of a request: they take about 100 ns, and giving it up and taking it back costs more. It
 // is released while a generation is published and while a bench runs.
@@ -14,7 +14,9 @@
 #include <stdexcept>
 
 #include "bench_route.hpp"
+#include "bind_bench.hpp"
 #include "bind_plain.hpp"
+#include "bind_stream.hpp"
 #include "route_table.hpp"
 
 namespace nb = nanobind;
@@ -316,4 +318,6 @@ NB_MODULE(_core, module) {
                "n_requests"_a);
     bind_table(module);
     bind_plain(module);
+    bind_stream(module);
+    bind_bench(module);
 }

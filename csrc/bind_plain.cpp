@@ -9,7 +9,6 @@
 #include "plain_http.hpp"
 #include "plain_lane.hpp"
 #include "prefix_blocks.hpp"
-#include "stream_pump.hpp"
 
 namespace nb = nanobind;
 
@@ -104,32 +103,6 @@ nb::bytes edited(const HeldBody& held, const nb::bytes& replaced, const nb::byte
 // The chained hashes of what the conversation's next turn begins with.
 nb::bytes blocks_of(const HeldBody& held) { return packed_blocks(held.body.prompt()); }
 
-nb::list stream_runs(const nb::bytes& events) {
-    nb::list out;
-    for (const auto& [is_marked, run] : laya::stream_runs(view_of(events))) {
-        out.append(nb::make_tuple(is_marked, nb::bytes(run.data(), run.size())));
-    }
-    return out;
-}
-
-nb::tuple returned(const laya::StreamPump::Returned& back) {
-    return nb::make_tuple(back.id, nb::bytes(back.raw.data(), back.raw.size()),
-                          nb::bytes(back.unsent.data(), back.unsent.size()));
-}
-
-// The streams that need the full way, as (id, raw, unsent); None where there are none.
-nb::object turn(laya::StreamPump& pump) {
-    const auto all = pump.turn();
-    if (all.empty()) {
-        return nb::none();
-    }
-    nb::list out;
-    for (const auto& back : all) {
-        out.append(returned(back));
-    }
-    return out;
-}
-
 }  // namespace
 
 nb::bytes packed_blocks(std::string_view prompt) {
@@ -146,21 +119,12 @@ void bind_plain(nb::module_& module) {
     using namespace nb::literals;
     module.def("read_plain_request", &read_request, "data"_a, "most_body_bytes"_a);
     module.def("read_plain_answer", &read_answer, "data"_a);
-    module.def("stream_runs", &stream_runs, "events"_a);
     module.def("read_plain_body", &read_body, "data"_a);
     nb::class_<HeldLane>(module, "PlainLane")
         .def("__init__", &construct_lane, "table"_a)
         .def("open", &open_lane, "endpoint"_a, "model"_a, "head"_a, "template_bytes"_a, "max_seq_len"_a)
         .def("close", [](HeldLane& held, std::uint32_t endpoint) { held.lane.close(endpoint); }, "endpoint"_a)
         .def("take", &take, "data"_a, "most_body_bytes"_a);
-    nb::class_<laya::StreamPump>(module, "StreamPump")
-        .def(nb::init<>())
-        .def("fileno", &laya::StreamPump::fd)
-        .def("add", &laya::StreamPump::add, "engine"_a, "client"_a)
-        .def("remove", [](laya::StreamPump& pump, std::uint64_t id) { return returned(pump.remove(id)); }, "id"_a)
-        .def("turn", &turn)
-        .def_prop_ro("n_pieces", &laya::StreamPump::n_pieces)
-        .def("__len__", &laya::StreamPump::size);
     nb::class_<HeldBody>(module, "PlainBody")
         .def("edited", &edited, "replaced"_a, "added"_a)
         .def("prefix_blocks", &blocks_of);

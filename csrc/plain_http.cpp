@@ -130,6 +130,24 @@ bool take_request_header(std::string_view name, std::string_view value, PlainReq
     }
 }
 
+// The bytes of a plain status line with status 200; 0 for any other.
+std::size_t status_line_bytes(std::string_view data) noexcept {
+    constexpr std::string_view START = "HTTP/1.1 200 ";
+    if (data.substr(0, START.size()) != START) {
+        return 0;
+    }
+    const std::size_t line_end = data.find("\r\n");
+    if (line_end == std::string_view::npos || line_end > 64) {
+        return 0;
+    }
+    for (std::size_t i = START.size(); i < line_end; ++i) {
+        if (NAME[static_cast<unsigned char>(data[i])] == 0 && data[i] != ' ') {
+            return 0;
+        }
+    }
+    return line_end + 2;
+}
+
 }  // namespace
 
 bool read_plain_request(std::string_view data, std::size_t most_body_bytes, PlainRequest& out) noexcept {
@@ -160,20 +178,10 @@ bool read_plain_request(std::string_view data, std::size_t most_body_bytes, Plai
 }
 
 bool read_plain_answer(std::string_view data, PlainAnswer& out) noexcept {
-    constexpr std::string_view START = "HTTP/1.1 200 ";
-    if (data.substr(0, START.size()) != START) {
+    std::size_t at = status_line_bytes(data);
+    if (at == 0) {
         return false;
     }
-    const std::size_t line_end = data.find("\r\n");
-    if (line_end == std::string_view::npos || line_end > 64) {
-        return false;
-    }
-    for (std::size_t i = START.size(); i < line_end; ++i) {
-        if (NAME[static_cast<unsigned char>(data[i])] == 0 && data[i] != ' ') {
-            return false;
-        }
-    }
-    std::size_t at = line_end + 2;
     std::string_view name, value, length_text;
     while (!is_blank_line(data, at)) {
         if (!read_header(data, at, name, value) || at > MOST_HEAD_BYTES) {
@@ -200,6 +208,36 @@ bool read_plain_answer(std::string_view data, PlainAnswer& out) noexcept {
     }
     out.body = data.substr(at + 2);
     return true;
+}
+
+std::size_t read_stream_head(std::string_view data) noexcept {
+    std::size_t at = status_line_bytes(data);
+    if (at == 0) {
+        return 0;
+    }
+    std::string_view name, value, coding, type;
+    while (!is_blank_line(data, at)) {
+        if (!read_header(data, at, name, value) || at > MOST_HEAD_BYTES) {
+            return 0;
+        }
+        bool plain = true;
+        if (equals_lower(name, "transfer-encoding")) {
+            plain = set_once(coding, value) && equals_lower(value, "chunked");
+        } else if (equals_lower(name, "content-type")) {
+            plain = set_once(type, value);
+        } else if (equals_lower(name, "connection")) {
+            plain = equals_lower(value, "keep-alive");
+        } else {
+            plain = !equals_lower(name, "content-length") && !equals_lower(name, "content-encoding") &&
+                    !equals_lower(name, "upgrade") && !equals_lower(name, "trailer") &&
+                    !equals_lower(name, "proxy-connection");
+        }
+        if (!plain) {
+            return 0;
+        }
+    }
+    constexpr std::string_view EVENTS = "text/event-stream";
+    return coding.empty() || type.substr(0, EVENTS.size()) != EVENTS ? 0 : at + 2;
 }
 
 }  // namespace laya

@@ -28,4 +28,8 @@ bool read_plain_request(std::string_view data, std::size_t most_body_bytes, Plai
 // Whether `data` is exactly one whole answer with status 200 and a length, after which the connection stays open.
 bool read_plain_answer(std::string_view data, PlainAnswer& out) noexcept;
 
+// The size of the head that `data` begins with, of a chunked stream of events with status 200, after which the
+// connection stays open; 0 where it is no such head.
+std::size_t read_stream_head(std::string_view data) noexcept;
+
 }  // namespace laya

@@ -1,174 +1,204 @@
 #include "stream_pump.hpp"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstring>
+#include <csignal>
 #include <system_error>
+
+#include "plain_http.hpp"
 
 namespace laya {
 namespace {
 
 constexpr std::size_t READ_BYTES = 64 * 1024;
-constexpr std::size_t MOST_CHUNK_BYTES = 256 * 1024;
-constexpr std::size_t MOST_SIZE_LINE_BYTES = 16;
 constexpr int EVENTS_A_ROUND = 64;
-constexpr int ROUNDS_A_TURN = 8;  // then others have their turn
+constexpr std::uint64_t STOP = 0;  // no stream's id
 
-// The first character behind `name` and blanks, a colon and blanks; 0 where that is not what follows.
-char value_after(std::string_view text, std::size_t at) noexcept {
-    const auto skip = [&] {
-        while (at < text.size() && (text[at] == ' ' || text[at] == '\t' || text[at] == '\n')) {
-            ++at;
-        }
-    };
-    skip();
-    if (at >= text.size() || text[at] != ':') {
-        return '\0';
+// Rounds follow each other no closer: what comes meanwhile is read, and written, together. A lone chunk never waits.
+constexpr std::chrono::microseconds ROUND_TIME{100};
+
+int checked(int result, const char* what) {
+    if (result < 0) {
+        throw std::system_error(errno, std::generic_category(), what);
     }
-    ++at;
-    skip();
-    return at < text.size() ? text[at] : '\0';
+    return result;
 }
 
-bool has_member(std::string_view text, std::string_view key, char value) noexcept {
-    for (std::size_t at = text.find(key); at != std::string_view::npos; at = text.find(key, at + 1)) {
-        const char found = value_after(text, at + key.size());
-        if (found != '\0' && (value == '\0' || found == value)) {
-            return true;
-        }
-    }
-    return false;
+double seconds(std::chrono::steady_clock::time_point at) {
+    return std::chrono::duration<double>(at.time_since_epoch()).count();
+}
+
+void ring(int fd) noexcept {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = write(fd, &one, sizeof one);  // it fails only where it is rung already
+}
+
+// A number of bytes as a chunk's size line, then the bytes.
+void append_chunk(std::string& out, std::string_view data) {
+    char size[20];
+    const auto written = std::to_chars(size, size + sizeof size, data.size(), 16);
+    out.append(size, written.ptr).append("\r\n").append(data).append("\r\n");
 }
 
 }  // namespace
 
-bool has_stream_mark(std::string_view events) noexcept {
-    if (events.size() < 2 || events.substr(events.size() - 2) != "\n\n" ||
-        events.find('\r') != std::string_view::npos || events.find("\"prompt_progress\"") != std::string_view::npos ||
-        has_member(events, "\"usage\"", '{') || has_member(events, "\"error\"", '\0')) {
-        return true;
-    }
-    for (std::size_t at = events.find("data:"); at != std::string_view::npos; at = events.find("data:", at + 1)) {
-        std::size_t value = at + 5;
-        while (value < events.size() && events[value] == ' ') {
-            ++value;
-        }
-        if (value < events.size() && (events[value] == '[' || events[value] == 'n')) {
-            return true;
-        }
-    }
-    return false;
-}
-
-std::vector<std::pair<bool, std::string_view>> stream_runs(std::string_view events) {
-    std::vector<std::pair<bool, std::string_view>> runs;
-    std::size_t run_start = 0, at = 0;
-    while (at < events.size()) {
-        const std::size_t blank = events.find("\n\n", at);
-        const std::size_t end = blank == std::string_view::npos ? events.size() : blank + 2;
-        if (has_stream_mark(events.substr(at, end - at))) {
-            if (run_start < at) {
-                runs.emplace_back(false, events.substr(run_start, at - run_start));
-            }
-            runs.emplace_back(true, events.substr(at, end - at));
-            run_start = end;
-        }
-        at = end;
-    }
-    if (run_start < events.size()) {
-        runs.emplace_back(false, events.substr(run_start));
-    }
-    return runs;
-}
-
-std::size_t cut_chunks(std::string_view raw, std::string& events, bool& is_good) {
-    std::size_t at = 0;
-    is_good = true;
-    while (at < raw.size()) {
-        const std::size_t line_end = raw.substr(0, at + MOST_SIZE_LINE_BYTES).find("\r\n", at);
-        if (line_end == std::string_view::npos) {
-            is_good = raw.size() - at < MOST_SIZE_LINE_BYTES;
-            return at;
-        }
-        std::size_t size = 0;
-        const auto number = std::from_chars(raw.data() + at, raw.data() + line_end, size, 16);
-        is_good = number.ec == std::errc() && number.ptr == raw.data() + line_end && size > 0 && size <= MOST_CHUNK_BYTES;
-        const std::size_t start = line_end + 2;
-        if (!is_good || raw.size() < start + size + 2) {
-            return at;
-        }
-        // Only chunks that end where an event ends are relayed: the full way can take over behind each of them.
-        const std::string_view piece = raw.substr(start, size);
-        is_good = raw.substr(start + size, 2) == "\r\n" && !has_stream_mark(piece);
-        if (!is_good) {
-            return at;
-        }
-        events.append(piece);
-        at = start + size + 2;
-    }
-    return at;
-}
-
-StreamPump::StreamPump() : buffer_(READ_BYTES), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
-    if (epoll_ < 0) {
-        throw std::system_error(errno, std::generic_category(), "epoll_create1");
-    }
-}
-
-StreamPump::~StreamPump() {
-    for (auto& [id, stream] : streams_) {
-        close(stream.engine);
-        close(stream.client);
-    }
-    close(epoll_);
-}
-
-std::uint64_t StreamPump::add(int engine, int client) {
-    Stream stream;
-    stream.engine = fcntl(engine, F_DUPFD_CLOEXEC, 0);
-    stream.client = fcntl(client, F_DUPFD_CLOEXEC, 0);
-    epoll_event event{};
-    event.events = EPOLLIN | EPOLLRDHUP;
-    event.data.u64 = last_id_ + 1;
-    if (stream.engine < 0 || stream.client < 0 || epoll_ctl(epoll_, EPOLL_CTL_ADD, stream.engine, &event) < 0) {
-        for (const int fd : {stream.engine, stream.client}) {
+struct StreamPump::Stream {
+    explicit Stream(Start start) : start(std::move(start)) { seen.has_started = this->start.has_started; }
+    ~Stream() {
+        for (const int fd : {engine, client}) {
             if (fd >= 0) {
                 close(fd);
             }
         }
+    }
+
+    std::mutex mutex;  // of what follows
+    Start start;
+    int engine = -1;  // duplicates
+    int client = -1;
+    bool is_over = false;
+    bool is_head_sent = false;
+    bool has_head = false;    // the engine's
+    std::string engine_head;  // for the full way's parser
+    std::string held;         // the beginning of a chunk
+    StreamSeen seen;
+    std::atomic<double> first_token_s{0};
+};
+
+StreamPump::StreamPump()
+    : epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      stop_fd_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+      left_fd_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")), buffer_(READ_BYTES) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = STOP;
+    checked(epoll_ctl(epoll_, EPOLL_CTL_ADD, stop_fd_, &event), "epoll_ctl");
+}
+
+StreamPump::~StreamPump() {
+    if (thread_.joinable()) {
+        ring(stop_fd_);
+        thread_.join();
+    }
+    streams_.clear();
+    for (const int fd : {epoll_, stop_fd_, left_fd_}) {
+        close(fd);
+    }
+}
+
+std::uint64_t StreamPump::add(Start start) {
+    const auto stream = std::make_shared<Stream>(std::move(start));
+    stream->engine = fcntl(stream->start.engine, F_DUPFD_CLOEXEC, 0);
+    stream->client = fcntl(stream->start.client, F_DUPFD_CLOEXEC, 0);
+    stream->has_head = !stream->start.from_head;
+    if (stream->engine < 0 || stream->client < 0) {
         return 0;
     }
-    streams_.emplace(++last_id_, std::move(stream));
-    return last_id_;
+    const std::lock_guard lock(mutex_);
+    if (!thread_.joinable()) {
+        sigset_t all, before;  // signals are for Python's thread
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        thread_ = std::thread([this] { run(); });
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+    const std::uint64_t id = ++last_id_;
+    streams_.emplace(id, stream);
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLRDHUP;
+    event.data.u64 = id;
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, stream->engine, &event) < 0) {
+        streams_.erase(id);
+        return 0;
+    }
+    return id;
 }
 
-StreamPump::Returned StreamPump::remove(std::uint64_t id) {
-    Returned back;
-    back.id = id;
+std::shared_ptr<StreamPump::Stream> StreamPump::find(std::uint64_t id) const {
+    const std::lock_guard lock(mutex_);
     const auto found = streams_.find(id);
-    if (found != streams_.end()) {
-        epoll_ctl(epoll_, EPOLL_CTL_DEL, found->second.engine, nullptr);
-        close(found->second.engine);
-        close(found->second.client);
-        back.raw = std::move(found->second.held);
-        streams_.erase(found);
-    }
-    return back;
+    return found == streams_.end() ? nullptr : found->second;
 }
 
-// One read and at most one write. False where the stream is to go back.
-bool StreamPump::relay(Stream& stream, Returned& back) {
-    const ssize_t n_read = recv(stream.engine, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
-    if (n_read < 0 && (errno == EAGAIN || errno == EINTR)) {
-        return true;
+double StreamPump::first_token_s(std::uint64_t id) const {
+    const auto stream = find(id);
+    return stream == nullptr ? 0 : stream->first_token_s.load(std::memory_order_relaxed);
+}
+
+bool StreamPump::remove(std::uint64_t id, Back& back) {
+    if (const auto stream = find(id)) {
+        const std::lock_guard lock(stream->mutex);
+        if (!stream->is_over) {
+            leave(id, *stream, back);
+        }
     }
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find_if(left_.begin(), left_.end(), [&](const Back& each) { return each.id == id; });
+    if (found == left_.end()) {
+        return false;
+    }
+    back = std::move(*found);
+    left_.erase(found);
+    return true;
+}
+
+std::vector<StreamPump::Back> StreamPump::leavers() {
+    std::uint64_t n_rung = 0;
+    [[maybe_unused]] const ssize_t n = read(left_fd_, &n_rung, sizeof n_rung);
+    std::vector<Back> left;
+    const std::lock_guard lock(mutex_);
+    left.swap(left_);
+    return left;
+}
+
+// The stream's mutex is held: whoever has it next finds the stream over, and where it went.
+void StreamPump::leave(std::uint64_t id, Stream& stream, Back& back) {
+    stream.is_over = true;
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, stream.engine, nullptr);
+    close(stream.engine);
+    close(stream.client);
+    stream.engine = stream.client = -1;
+    back.id = id;
+    back.seen = stream.seen;
+    back.is_head_sent = stream.is_head_sent;
+    back.first_token_s = stream.first_token_s.load(std::memory_order_relaxed);
+    back.is_clean = stream.held.empty();
+    back.raw = std::move(stream.engine_head);
+    back.raw.append(stream.held);
+    const std::lock_guard lock(mutex_);
+    streams_.erase(id);
+    left_.push_back(std::move(back));
+}
+
+void StreamPump::relay(std::uint64_t id) {
+    const auto stream = find(id);
+    if (stream == nullptr) {
+        return;
+    }
+    const std::lock_guard lock(stream->mutex);
+    Back back;
+    if (!stream->is_over && !step(*stream, back)) {
+        leave(id, *stream, back);
+        ring(left_fd_);
+    }
+}
+
+// One read and at most one write. False where the stream is to leave.
+bool StreamPump::step(Stream& stream, Back& back) {
+    const ssize_t n_read = recv(stream.engine, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
     if (n_read <= 0) {
-        return false;  // the end, or an error: the full way sees it too
+        back.error = n_read < 0 ? errno : 0;
+        return n_read < 0 && (errno == EAGAIN || errno == EINTR);
     }
     std::string_view raw(buffer_.data(), static_cast<std::size_t>(n_read));
     const bool was_held = !stream.held.empty();
@@ -176,52 +206,78 @@ bool StreamPump::relay(Stream& stream, Returned& back) {
         stream.held.append(raw);
         raw = stream.held;
     }
+    std::size_t n_head = 0;
+    if (!stream.has_head) {
+        n_head = read_stream_head(raw);
+        if (n_head == 0) {
+            stream.held.assign(raw);
+            return false;
+        }
+        stream.has_head = true;
+        stream.engine_head.assign(raw.substr(0, n_head));
+    }
     events_.clear();
-    bool is_good = true;
-    const std::size_t n_cut = cut_chunks(raw, events_, is_good);
+    Cut cut = Cut::MORE;
+    const std::size_t n_cut =
+        n_head + cut_chunks(raw.substr(n_head), stream.start.takes_end, stream.seen, events_, cut);
     if (was_held) {
         stream.held.erase(0, n_cut);
     } else {
         stream.held.assign(raw.substr(n_cut));
     }
-    if (events_.empty()) {
-        return is_good;
-    }
-    char size[20];
-    const auto written = std::to_chars(size, size + sizeof size, events_.size(), 16);
-    framed_.assign(size, written.ptr);
-    framed_.append("\r\n").append(events_).append("\r\n");
-    const ssize_t n_sent = send(stream.client, framed_.data(), framed_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    ++n_pieces_;
-    const std::size_t sent = static_cast<std::size_t>(n_sent > 0 ? n_sent : 0);
-    if (sent < framed_.size()) {  // the client reads slowly, or is gone
-        back.unsent = framed_.substr(sent);
-        return false;
-    }
-    return is_good;
+    return pass_on(stream, cut, back);
 }
 
-std::vector<StreamPump::Returned> StreamPump::turn() {
-    std::vector<Returned> returned;
-    epoll_event events[EVENTS_A_ROUND];
-    for (int round = 0; round < ROUNDS_A_TURN; ++round) {
-        const int n_events = epoll_wait(epoll_, events, EVENTS_A_ROUND, 0);
-        for (int index = 0; index < n_events; ++index) {
-            const std::uint64_t id = events[index].data.u64;
-            Returned back;
-            if (relay(streams_.at(id), back)) {
-                continue;
-            }
-            std::string unsent = std::move(back.unsent);
-            back = remove(id);
-            back.unsent = std::move(unsent);
-            returned.push_back(std::move(back));
+// Write what was read; false where the stream is to leave.
+bool StreamPump::pass_on(Stream& stream, Cut cut, Back& back) {
+    framed_.clear();
+    back.is_ended = cut == Cut::END;
+    if (back.is_ended) {
+        events_.append("data: [DONE]\n\n");
+    }
+    if (!events_.empty()) {
+        if (!stream.is_head_sent) {
+            framed_.append(stream.start.client_head);
         }
-        if (n_events <= 0) {
-            break;
+        append_chunk(framed_, events_);
+        if (back.is_ended) {
+            framed_.append("0\r\n\r\n");
+        }
+        if (!stream.start.has_started && stream.first_token_s.load(std::memory_order_relaxed) == 0) {
+            stream.first_token_s.store(seconds(Clock::now()), std::memory_order_relaxed);
+        }
+        const ssize_t n_sent = send(stream.client, framed_.data(), framed_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+        stream.is_head_sent = true;
+        n_pieces_.fetch_add(1, std::memory_order_relaxed);
+        const auto sent = static_cast<std::size_t>(std::max<ssize_t>(n_sent, 0));
+        if (sent < framed_.size()) {  // the client reads slowly, or is gone
+            back.unsent = framed_.substr(sent);
+            return false;
         }
     }
-    return returned;
+    return cut == Cut::MORE;
+}
+
+void StreamPump::run() {
+    pthread_setname_np(pthread_self(), "laya-streams");
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // ns: the time between rounds is short
+    std::array<epoll_event, EVENTS_A_ROUND> events;
+    auto last_round = Clock::time_point{};
+    while (true) {
+        int n_events = epoll_wait(epoll_, events.data(), EVENTS_A_ROUND, -1);
+        if (Clock::now() < last_round + ROUND_TIME) {
+            std::this_thread::sleep_until(last_round + ROUND_TIME);
+            n_events = epoll_wait(epoll_, events.data(), EVENTS_A_ROUND, 0);
+        }
+        last_round = Clock::now();
+        for (int index = 0; index < n_events; ++index) {
+            const std::uint64_t id = events[static_cast<std::size_t>(index)].data.u64;
+            if (id == STOP) {
+                return;
+            }
+            relay(id);
+        }
+    }
 }
 
 }  // namespace laya

@@ -1,33 +1,44 @@
-// Owns: streams in their steady state: whole chunks of server-sent events from an engine's socket to a client's, looked
-// at for marks and otherwise untouched. Works on duplicates of both sockets, so that a number that is closed and used
-// again elsewhere is never written to. Whatever is not a whole unmarked event goes back to the full way, from the last
-// chunk boundary on.
+// Owns: streams on their way from an engine's socket to a client's, on a thread of its own, which knows no Python and
+// waits for nobody: the head, tokens, the end. Works on duplicates of both sockets, so that a number that is closed and
+// used again elsewhere is never written to. Whatever is not plain goes back to the full way, from the last chunk boundary on.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
-#include <utility>
 #include <vector>
+
+#include "stream_events.hpp"
 
 namespace laya {
 
-// Whether a piece of a stream needs to be looked at: progress, usage, an error, the end, or no whole events.
-bool has_stream_mark(std::string_view events) noexcept;
-
-// Whole events in runs: unmarked ones together, each marked one for itself.
-std::vector<std::pair<bool, std::string_view>> stream_runs(std::string_view events);
-
-// Cuts a chunked body from a chunk boundary on: whole chunks of unmarked events are appended to `events`. Gives the bytes
-// of `raw` that they took; `is_good` is false where what follows is for the full way.
-std::size_t cut_chunks(std::string_view raw, std::string& events, bool& is_good);
-
 class StreamPump {
   public:
-    struct Returned {
+    // How a stream begins here.
+    struct Start {
+        int engine = -1;
+        int client = -1;
+        bool from_head = false;   // the engine has sent nothing yet; otherwise its next byte is at a chunk boundary
+        bool takes_end = false;   // usage and the end are kept from the client and ended here
+        bool has_started = false; // its first token is with the client
+        std::string client_head;  // written before the first event
+    };
+    // How it leaves.
+    struct Back {
         std::uint64_t id = 0;
-        std::string raw;     // from the engine, from a chunk boundary on, not yet relayed
+        bool is_ended = false;      // the client has all of it but `unsent`
+        bool is_clean = false;      // and the engine sent nothing behind it
+        bool is_head_sent = false;  // the client's head, or all of it but `unsent`
+        int error = 0;              // errno of the engine's socket
+        double first_token_s = 0;   // of the monotonic clock, 0 where it was not here
+        StreamSeen seen;
+        std::string raw;     // from the engine, with its head where that was read here, from a chunk boundary on
         std::string unsent;  // for the client, ready to be written before anything else
     };
 
@@ -36,36 +47,48 @@ class StreamPump {
     StreamPump(const StreamPump&) = delete;
     StreamPump& operator=(const StreamPump&) = delete;
 
-    // Readable when there is something to do: then call `turn`.
-    int fd() const noexcept { return epoll_; }
+    // Readable when streams have left: then call `leavers`.
+    int fd() const noexcept { return left_fd_; }
 
-    // Relay from `engine` to `client` from a chunk boundary on. Gives the id, 0 where the system refuses.
-    std::uint64_t add(int engine, int client);
+    // Gives the id, 0 where the system refuses. Throws std::system_error where there can be no thread.
+    std::uint64_t add(Start start);
 
-    // Forget a stream; nothing more of it is read or written. Gives back what was read and not relayed.
-    Returned remove(std::uint64_t id);
+    // Have a stream back now; nothing more of it is read or written. False where it was not here.
+    bool remove(std::uint64_t id, Back& back);
 
-    // Relay what there is; streams that need the full way are removed and returned.
-    std::vector<Returned> turn();
+    // Those that have left since the last call.
+    std::vector<Back> leavers();
 
-    std::size_t size() const noexcept { return streams_.size(); }
-    std::uint64_t n_pieces() const noexcept { return n_pieces_; }  // written to clients, in all
+    // When its first token went through, 0 before.
+    double first_token_s(std::uint64_t id) const;
+
+    std::uint64_t n_pieces() const noexcept { return n_pieces_.load(std::memory_order_relaxed); }  // written to clients
 
   private:
-    struct Stream {
-        int engine = -1;
-        int client = -1;
-        std::string held;  // the beginning of a chunk
-    };
+    struct Stream;
+    using Clock = std::chrono::steady_clock;
 
-    bool relay(Stream& stream, Returned& back);
+    void run();
+    void relay(std::uint64_t id);
+    void leave(std::uint64_t id, Stream& stream, Back& back);
+    bool step(Stream& stream, Back& back);
+    bool pass_on(Stream& stream, Cut cut, Back& back);
+    std::shared_ptr<Stream> find(std::uint64_t id) const;
 
-    std::vector<char> buffer_;
-    int epoll_ = -1;
+    const int epoll_;
+    const int stop_fd_;
+    const int left_fd_;
+    std::atomic<std::uint64_t> n_pieces_{0};
+
+    mutable std::mutex mutex_;  // of what follows; taken inside a stream's own, never around it
     std::uint64_t last_id_ = 0;
-    std::uint64_t n_pieces_ = 0;
-    std::unordered_map<std::uint64_t, Stream> streams_;
-    std::string events_;  // reused from piece to piece
+    std::unordered_map<std::uint64_t, std::shared_ptr<Stream>> streams_;
+    std::vector<Back> left_;
+    std::thread thread_;
+
+    // of the thread alone
+    std::vector<char> buffer_;
+    std::string events_;
     std::string framed_;
 };
 

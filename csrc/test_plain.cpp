@@ -1,9 +1,6 @@
-// What recognises plain messages and relays streams, on bytes that are nearly right: run plain, and with a sanitizer.
+// What recognises plain messages, on bytes that are nearly right: run plain, and with a sanitizer.
 //
 // Each input lies in memory of its own size, so that a read past its end is a fault the sanitizer sees.
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -14,7 +11,6 @@
 #include "plain_body.hpp"
 #include "plain_http.hpp"
 #include "plain_lane.hpp"
-#include "stream_pump.hpp"
 
 namespace {
 
@@ -167,66 +163,6 @@ void test_lane_sends_a_conversation_where_its_turn_before_went() {
     require(n_blocks > 0 && table.homes("alone", 0, {blocks.data(), n_blocks}).prefix < 0, "nothing is kept for one engine");
 }
 
-const std::string EVENT = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"usage\":null}\n\n";
-
-std::string chunk_of(const std::string& data) {
-    char size[20];
-    std::snprintf(size, sizeof size, "%zx\r\n", data.size());
-    return size + data + "\r\n";
-}
-
-void test_chunks_are_cut_within_their_bytes() {
-    std::mt19937 dice(9);
-    const std::string marked = "data: {\"usage\" : {\"a\":1}}\n\n";
-    const std::string stream = chunk_of(EVENT) + chunk_of(EVENT + EVENT) + chunk_of(marked) + chunk_of("data: [DONE]\n\n");
-    std::size_t n_relayed = 0;
-    for (int round = 0; round < 200000; ++round) {
-        const Exact raw(mutated(stream, dice));
-        std::string events;
-        bool is_good = false;
-        const std::size_t n_cut = laya::cut_chunks(raw.view(), events, is_good);
-        require(n_cut <= raw.size && events.size() <= n_cut, "no more is cut than there is");
-        require(events.empty() || !laya::has_stream_mark(events), "nothing marked is relayed");
-        n_relayed += events.size();
-        std::size_t n_bytes = 0;
-        for (const auto& [is_marked, run] : laya::stream_runs(raw.view())) {
-            require(lies_within(run, raw.view()), "runs lie in the events");
-            n_bytes += run.size();
-        }
-        require(n_bytes == raw.size, "and are all of them");
-    }
-    require(n_relayed > 1000000, "something is relayed");
-}
-
-void test_pump_relays_and_gives_back() {
-    int engine[2], client[2];
-    require(socketpair(AF_UNIX, SOCK_STREAM, 0, engine) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, client) == 0, "sockets");
-    laya::StreamPump pump;
-    const std::uint64_t id = pump.add(engine[0], client[0]);
-    require(id != 0 && pump.turn().empty(), "a stream without bytes stays");
-    const std::string first = chunk_of(EVENT), second = chunk_of("data: [DONE]\n\n");
-    require(write(engine[1], first.data(), first.size()) == static_cast<ssize_t>(first.size()), "the engine writes");
-    require(pump.turn().empty() && pump.n_pieces() == 1, "an event is relayed");
-    char buffer[4096];
-    const ssize_t n_read = read(client[1], buffer, sizeof buffer);
-    require(n_read > 0 && std::string(buffer, static_cast<std::size_t>(n_read)) == first, "as it came");
-    require(write(engine[1], second.data(), second.size()) == static_cast<ssize_t>(second.size()), "the engine ends");
-    const auto back = pump.turn();
-    require(back.size() == 1 && back[0].id == id && back[0].raw == second && pump.size() == 0, "the end comes back");
-    require(pump.remove(id).raw.empty(), "and is forgotten");
-    const std::uint64_t other = pump.add(engine[0], client[0]);
-    require(write(engine[1], first.data(), 9) == 9 && pump.turn().empty(), "half a chunk is held");
-    require(pump.remove(other).raw == first.substr(0, 9), "until it is asked for");
-    close(client[1]);
-    pump.add(engine[0], client[0]);
-    require(write(engine[1], first.data(), first.size()) == static_cast<ssize_t>(first.size()), "the engine writes on");
-    const auto gone = pump.turn();
-    require(gone.size() == 1 && gone[0].unsent == first, "what a client that left did not take comes back");
-    close(engine[0]);
-    close(engine[1]);
-    close(client[0]);
-}
-
 }  // namespace
 
 int main() {
@@ -234,8 +170,6 @@ int main() {
     test_nothing_is_read_outside_of_a_message();
     test_lane_takes_only_what_an_endpoint_takes_as_it_is();
     test_lane_sends_a_conversation_where_its_turn_before_went();
-    test_chunks_are_cut_within_their_bytes();
-    test_pump_relays_and_gives_back();
     std::puts("plain messages: ok");
     return 0;
 }

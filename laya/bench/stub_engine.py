@@ -71,9 +71,9 @@ def _json(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
-_COUNT = _json(b'{"input_tokens": 9}')
+COUNT = _json(b'{"input_tokens": 9}')
 _MODELS = b'{"object":"list","status":"ok","data":[{"id":"stub","object":"model","created":1,"owned_by":"stub"}]}'
-_ALIVE = _json(_MODELS)
+ALIVE = _json(_MODELS)
 
 
 class StubEngine(asyncio.Protocol):
@@ -105,10 +105,10 @@ class StubEngine(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._url.endswith(b"input_tokens"):
-            self._transport.write(_COUNT)
+            self._transport.write(COUNT)
             return
         if self._parser.get_method() == b"GET":  # what routers ask of an engine before they send to it
-            self._transport.write(_ALIVE)
+            self._transport.write(ALIVE)
             return
         request = _DECODER.decode(self._body)
         if request.stream:

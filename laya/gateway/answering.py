@@ -65,6 +65,12 @@ class Answering:
             parts.append(self._framing())
         self._unsent = parts
 
+    def stream_head(self) -> bytes:
+        """The head of a stream, for who sends it in this exchange's place."""
+        head = b"".join((*self._head(200, _SSE_HEAD), self._framing()))
+        self.head_sent = False
+        return head
+
     def _framing(self) -> bytes:
         if self.chunked:
             return b"transfer-encoding: chunked\r\n\r\n"

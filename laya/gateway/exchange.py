@@ -63,6 +63,7 @@ class Exchange(Answering):
     # where it is
     endpoint: Endpoint | None = None
     connection: UpstreamConnection | None = None
+    stream = 0  # its number in the native pump, while it flows there
     upstream_body = b""
     taken = b""  # the engine's request, where the plain lane put it together
     admission: Admission | None = None  # where its reservation is held
@@ -210,6 +211,8 @@ class Exchange(Answering):
 
         An engine's own fault ends nothing where another replica takes the request.
         """
+        if self.stream:
+            self.dispatcher.streams.take_back(self.stream)
         if self.outcome is not None:
             return
         if isinstance(error, _FAULTS_OF_ENGINES) and self.dispatcher.retries.failed(self):
@@ -230,6 +233,8 @@ class Exchange(Answering):
     def client_gone(self) -> None:
         """The client closed the connection."""
         self.disconnected = True
+        if self.stream:
+            self.dispatcher.streams.take_back(self.stream)
         self.finish("cancelled")
 
     def finish(self, outcome: Outcome) -> None:
@@ -260,6 +265,8 @@ class Exchange(Answering):
 
     def as_state(self, now_s: float) -> dict[str, Any]:
         """How `laya ps` shows a live request."""
+        if self.stream and not self.first_token_s:
+            self.first_token_s = self.dispatcher.streams.first_token_s(self.stream)
         phase = "queued" if not self.sent_s else "decode" if self.first_token_s else "prefill"
         state: dict[str, Any] = {
             "id": self.request_id.decode("latin-1"),

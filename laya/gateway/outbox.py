@@ -33,6 +33,10 @@ class Outbox:
         if self._n_bytes > HOLD_BYTES:
             self.flush()
 
+    def holds(self, transport: asyncio.Transport) -> bool:
+        """Whether something for it is still to be written."""
+        return any(pending is transport for pending, _ in self._pending)
+
     def flush(self) -> None:
         """Write now; before anything else is done to a transport that may have something here."""
         pending, self._pending, self._n_bytes = self._pending, [], 0

@@ -145,6 +145,9 @@ class _Collector:
     def on_data(self, data: bytes) -> None:
         self._parts.append(data)
 
+    def on_asked(self) -> None:
+        """It waits."""
+
     def on_end(self) -> None:
         if not self._future.done():
             self._future.set_result((self._status, b"".join(self._parts)))

@@ -93,6 +93,8 @@ class LayaProtocol(HttpToolsProtocol):
     def _may_start(self) -> bool:
         """Whether a plain request that comes now may begin at once."""
         previous = self.cycle
+        if isinstance(previous, Exchange) and previous.stream:  # its end may be on its way from the native pump
+            self.dispatcher.streams.see_to_left()
         is_free = (previous is None or previous.response_complete) and not self._broken and not self.pipeline
         return is_free and self.takes_plain and not self.flow.write_paused
 

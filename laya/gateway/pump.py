@@ -1,8 +1,9 @@
-"""Owns: which streams flow through the native pump: their bytes go from socket to socket without Python.
+"""Owns: which streams flow through the native pump: on a thread of its own, from socket to socket, without Python.
 
-A stream is offered once its first token is on its way, and taken when nothing of it is in Python's hands: the engine's
-bytes end at a chunk boundary, the client has all that was written. Progress, usage, errors, the end, a slow client and
-whatever else is not a whole event bring it back. Where there is no native core, every stream stays.
+A stream whose answer is plain flows from the engine's first byte on, its end included; one that had to come back flows
+again when nothing of it is in Python's hands: the engine's bytes end at a chunk boundary, the client has all that was
+written. A prefill that takes a while, usage for the client, errors, a slow client and whatever else is not plain bring
+it back. Where there is no native core, every stream stays.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING
 from laya.gateway.outbox import Outbox
 
 try:
-    from laya._core import StreamPump
+    from laya._core import StreamBack, StreamPump
 except ImportError:  # no compiler when Laya was installed
     StreamPump = None  # type: ignore[assignment,misc]
 
 if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
     from laya.gateway.relay import StreamRelay
+    from laya.gateway.upstream import UpstreamConnection
 
 TRIES = 4  # turns of the loop within which what was written is usually with the client
 
@@ -30,7 +32,8 @@ class Pump:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._native = StreamPump() if StreamPump is not None else None
-        self._streams: dict[int, Exchange] = {}
+        self._streams: dict[int, tuple[Exchange, StreamRelay]] = {}
+        self._left: dict[int, StreamBack] = {}  # those that left and are still to be seen to
         self._is_watched = False
 
     @property
@@ -41,47 +44,91 @@ class Pump:
     def __len__(self) -> int:
         return len(self._streams)
 
+    def begin(self, exchange: Exchange, relay: StreamRelay) -> None:
+        """Take a stream whose request is just being written."""
+        client = exchange.protocol.transport
+        if self._native is None or not exchange.chunked or exchange.held_bytes or client.get_write_buffer_size():
+            return
+        if self._outbox.holds(client):  # the end of the answer before
+            self._outbox.flush()
+        self._add(exchange, relay, exchange.stream_head())
+
     def offer(self, exchange: Exchange, relay: StreamRelay) -> None:
-        """Take the stream as soon as that can be done."""
+        """Take a stream that has begun as soon as that can be done."""
         if self._native is not None and not relay.is_offered:
             relay.is_offered = True
             asyncio.get_running_loop().call_soon(self._take, exchange, relay, TRIES)
 
     def _take(self, exchange: Exchange, relay: StreamRelay, tries: int) -> None:
-        native, connection, client = self._native, exchange.connection, exchange.protocol.transport
+        connection, client = exchange.connection, exchange.protocol.transport
         relay.is_offered = False
         can_flow = connection is not None and connection.is_at_boundary and not connection.is_paused
-        if native is None or connection is None or not can_flow or not relay.is_steady or client.is_closing():
+        if not can_flow or not relay.is_steady or client.is_closing():
             return
-        if client.get_write_buffer_size():
-            if tries:
-                relay.is_offered = True
-                asyncio.get_running_loop().call_soon(self._take, exchange, relay, tries - 1)
+        if not client.get_write_buffer_size():
+            self._add(exchange, relay, None)
+        elif tries:
+            relay.is_offered = True
+            asyncio.get_running_loop().call_soon(self._take, exchange, relay, tries - 1)
+
+    def _add(self, exchange: Exchange, relay: StreamRelay, head: bytes | None) -> None:
+        """`head`: for the client, where the engine has not sent anything yet."""
+        native, connection, client = self._native, exchange.connection, exchange.protocol.transport
+        assert native is not None and connection is not None
+        if exchange.protocol.scheme != "http":  # its socket has what TLS makes of it
             return
         if not self._is_watched:
             self._is_watched = True
-            asyncio.get_running_loop().add_reader(native.fileno(), self._turn)
-        stream = native.add(connection.fileno(), client.get_extra_info("socket").fileno())
+            asyncio.get_running_loop().add_reader(native.fileno(), self.see_to_left)
+        engine_fd, client_fd = connection.fileno(), client.get_extra_info("socket").fileno()
+        is_new = head is not None
+        stream = native.add(engine_fd, client_fd, is_new, relay.ends_plainly, not is_new, head or b"")
         if stream:
-            self._streams[stream] = exchange
-            connection.lend(lambda: self._forget(stream))
+            self._streams[stream] = exchange, relay
+            exchange.stream = stream
+            connection.lend(lambda: self.take_back(stream))
 
-    def _forget(self, stream: int) -> None:
-        """Its connection is dropped, with all that was still to come."""
-        if self._streams.pop(stream, None) is not None and self._native is not None:
-            self._native.remove(stream)
-
-    def _turn(self) -> None:
+    def take_back(self, stream: int) -> None:
+        """Have a stream back that is not to go on; it may turn out to be served."""
         assert self._native is not None
-        for stream, raw, unsent in self._native.turn() or ():
-            self._come_back(self._streams.pop(stream), raw, unsent)
+        back = self._left.pop(stream, None) or self._native.remove(stream)
+        if back is not None:
+            self._come_back(back)
 
-    def _come_back(self, exchange: Exchange, raw: bytes, unsent: bytes) -> None:
-        connection = exchange.connection
-        if connection is not None:
-            if unsent:
-                self._outbox.write(exchange.protocol.transport, unsent)
-            connection.come_back(raw)
+    def sweep(self, now_s: float) -> None:
+        """Streams that flow have begun, for who looks at them: called a few times a second."""
+        assert self._native is not None or not self._streams
+        for stream, (exchange, _) in self._streams.items():
+            if not exchange.first_token_s:
+                exchange.first_token_s = self.first_token_s(stream)
+
+    def first_token_s(self, stream: int) -> float:
+        """When the first token of a stream that flows went through; 0 before."""
+        return self._native.first_token_s(stream) if self._native is not None else 0.0
+
+    def see_to_left(self) -> None:
+        """Settle what has ended, and go on here with what is not plain."""
+        assert self._native is not None
+        self._left.update((back.id, back) for back in self._native.leavers())
+        while self._left:
+            back = self._left.pop(next(iter(self._left)))
+            connection = self._come_back(back)
+            if connection is not None:
+                connection.come_back(back.raw, back.error)
+
+    def _come_back(self, back: StreamBack) -> UpstreamConnection | None:
+        """Gives the connection that the rest is to be read from, if there is more to come."""
+        exchange, relay = self._streams.pop(back.id)
+        connection, exchange.stream = exchange.connection, 0
+        exchange.head_sent |= back.is_head_sent
+        relay.has_flowed(back)
+        if back.unsent:
+            self._outbox.write(exchange.protocol.transport, back.unsent)
+        if connection is None or not back.is_ended:
+            return connection
+        connection.has_flowed(keep=back.is_clean)
+        relay.on_flowed()
+        return None
 
     def close(self) -> None:
         """The server ends."""

@@ -27,6 +27,7 @@ from laya.gateway.body import ChatHead, CompletionHead, ParsedBody
 from laya.gateway.sse import AnswerReader, EventReader, StreamFilter, event_bytes
 
 if TYPE_CHECKING:
+    from laya._core import StreamBack
     from laya.gateway.exchange import Exchange
 
 PREFILL_NOTE_EVERY_S = 1.0
@@ -65,6 +66,9 @@ class Relay:
 
     def on_whole(self, content_type: bytes | None, body: bytes) -> None:
         raise AssertionError("who takes answers whole says how")
+
+    def on_asked(self) -> None:
+        """The engine is asked."""
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self._status = status
@@ -142,6 +146,27 @@ class StreamRelay(Relay):
         )
         self._noted_s = exchange.sent_s
         self.is_offered = False  # to the native pump
+
+    def on_asked(self) -> None:
+        if self._filter.passes_events:
+            self.exchange.dispatcher.streams.begin(self.exchange, self)
+
+    @property
+    def ends_plainly(self) -> bool:
+        """Whether its end says nothing to the client but that it is the end."""
+        return self._filter.ends_plainly
+
+    def has_flowed(self, back: StreamBack) -> None:
+        """Some of it went through the native pump."""
+        self._filter.has_flowed(has_started=back.has_started, is_done=back.is_done, usage=back.usage)
+        if back.first_token_s and not self.exchange.first_token_s:
+            self.exchange.first_token_s = back.first_token_s
+
+    def on_flowed(self) -> None:
+        """All of it did."""
+        self.exchange.connection = None
+        self._count_usage(self._filter)
+        self.exchange.finish("served")
 
     @property
     def is_steady(self) -> bool:

@@ -111,6 +111,8 @@ class StreamFilter(EventReader):
     def feed(self, data: bytes) -> bytes:
         out: list[bytes] = []
         for is_marked, run in stream_runs(self._cut(data)):
+            if self.error is not None:  # what follows is no answer any more
+                break
             while run and not self.started:  # what the first token is, only its event tells
                 end = run.find(b"\n\n") + 2
                 out += self._events(run[:end])
@@ -122,10 +124,27 @@ class StreamFilter(EventReader):
         return b"".join(out)
 
     @property
+    def passes_events(self) -> bool:
+        """Whether the events of tokens go on as they are."""
+        return self._n_top_logprobs is None
+
+    @property
+    def ends_plainly(self) -> bool:
+        """Whether usage comes in one event, which is not for the client."""
+        return not self._wants_usage and self.usage.n_prompts * self.usage.n_choices == 1
+
+    def has_flowed(self, *, has_started: bool, is_done: bool, usage: tuple[int, int] | None) -> None:
+        """What went by elsewhere; `usage`: tokens of the prompt and of the answer."""
+        self.started |= has_started
+        self.done |= is_done
+        if usage is not None:
+            self.usage.add({"prompt_tokens": usage[0], "completion_tokens": usage[1]})
+
+    @property
     def is_steady(self) -> bool:
         """The first token is there, the last is not, and no event is half here: events pass as they are."""
         is_whole = not self._tail and not self.done and self.error is None
-        return self.started and is_whole and self._n_top_logprobs is None
+        return self.started and is_whole and self.passes_events
 
     def _events(self, data: bytes) -> list[bytes]:
         out = []

@@ -6,7 +6,9 @@ Knows HTTP/1.1, and nothing of models, tokens or events. Opening and keeping con
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -34,6 +36,9 @@ class AnswerHandler(Protocol):
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
     def on_data(self, data: bytes) -> None: ...
     def on_end(self) -> None: ...
+    def on_asked(self) -> None:
+        """The request is on its way, and nothing of the answer can be here yet."""
+
     def on_broken(self, reason: str, *, reusable: bool) -> None:
         """The connection ended before the answer did. `reusable`: before any byte of it, on a kept connection or by a
         reset, so that the request was most likely never read and may be sent once more."""
@@ -69,6 +74,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._headers = {}
         self.n_uses += 1
         self._pool.outbox.write(self._transport, request)
+        handler.on_asked()
 
     def abort(self) -> None:
         """Drop the connection: how an engine learns that the client has left."""
@@ -104,13 +110,29 @@ class UpstreamConnection(asyncio.Protocol):
             drop, self._drop_lent = self._drop_lent, None
             drop()
 
-    def come_back(self, raw: bytes) -> None:
-        """Read here again, first what was read elsewhere and is still to be parsed."""
+    def come_back(self, raw: bytes, error: int) -> None:
+        """Read here again, first what was read elsewhere and is still to be parsed. `error`: errno of the socket."""
         self._drop_lent = None
+        if not self.is_open or self._transport is None:
+            return
+        if error:
+            unread = error == errno.ECONNRESET and not (self._got_bytes or raw)
+            self._got_bytes |= bool(raw)
+            self._break(f"the connection was lost ({os.strerror(error)})", unread=unread)
+            self.abort()
+            return
+        self._transport.resume_reading()
+        if raw:
+            self.data_received(raw)
+
+    def has_flowed(self, *, keep: bool) -> None:
+        """The rest of the answer was read elsewhere, to its end. `keep`: and nothing behind it."""
+        self._drop_lent = self._handler = None
         if self.is_open and self._transport is not None:
             self._transport.resume_reading()
-            if raw:
-                self.data_received(raw)
+            if self._got_bytes:  # it is in the middle of this answer
+                self._parser = httptools.HttpResponseParser(self)
+            self._pool.give_back(self, keep=keep and self._pool.address.keeps_streams)
 
     # asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

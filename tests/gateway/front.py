@@ -209,6 +209,7 @@ class Front:
         now_s = time.monotonic() + after_s
         for connection in list(self.connections):
             connection.sweep(now_s)
+        self.gateway.dispatcher.streams.sweep(now_s)
         self.gateway.fleet.sweep(now_s)
         self.gateway.keys.sweep(now_s)
 

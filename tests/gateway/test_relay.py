@@ -242,7 +242,14 @@ async def test_engine_bytes_in_any_pieces_make_no_difference(tmp_path: Path, siz
 
 async def test_long_prefill_is_noted_as_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("laya.gateway.relay.PREFILL_NOTE_EVERY_S", -1.0)
-    script = streams(progress(10, 40), progress(40, 40), *hello_events()[1:])
+
+    async def script(call: Call) -> None:
+        call.write(STREAM_HEAD)
+        for n_tokens in (10, 40):
+            call.write(chunk(progress(n_tokens, 40)))
+            await until(lambda n=n_tokens: next(iter(gate.endpoint.live)).prefill_done == n)
+        call.write(b"".join(map(chunk, hello_events()[1:])) + b"0\r\n\r\n")
+
     async with front(tmp_path, script) as gate:
         answer = await gate.ask(chat(stream=True))
         assert answer.body.startswith(b": prefill 25 %\n\n: prefill 100 %\n\n")

@@ -41,6 +41,9 @@ class Handler:
     def on_data(self, data: bytes) -> None:
         self.body += data
 
+    def on_asked(self) -> None:
+        """It waits."""
+
     def on_end(self) -> None:
         assert not self.over.is_set()
         self.over.set()
