@@ -15,7 +15,9 @@ from typing import IO
 
 import httpx
 import pytest
+import typer
 
+from laya.cli.plan import plan
 from laya.models import pull, resolve
 
 ROOT = Path(__file__).parent.parent
@@ -91,6 +93,23 @@ def laya_home() -> Path:
 def smollm2_path(laya_home: Path) -> Path:
     """The default model's file."""
     return resolve("smollm2", home=laya_home).path
+
+
+@pytest.fixture
+def laya_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str]]:
+    """`laya_plan(*words)` -> (exit code, what it printed), in a folder without a config and with a store of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAYA_HOME", str(tmp_path / "home"))
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(plan)
+
+    def run(*words: object) -> tuple[int, str]:
+        code = app(args=[str(word) for word in words], standalone_mode=False)
+        return code if isinstance(code, int) else 0, capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -7,21 +7,19 @@ A DeepSeek-like model: 61 layers of latent attention, 384 experts, a vocabulary 
 
 from __future__ import annotations
 
-import json
 import struct
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from laya.bench.fresh_plan import report
 from laya.memory.ggml import type_named
 
 N_LAYER, N_EXPERT, N_SHARDS, N_VOCAB = 61, 384, 30, 150_000
 N_EMBD, N_FF_EXPERT, N_HEAD, Q_RANK, KV_RANK, ROPE = 7168, 2048, 128, 1536, 512, 64
 ALIGNMENT = 32
-RUNS = 5
 _U16, _U32, _STRING, _ARRAY = 2, 4, 8, 9
 
 
@@ -107,33 +105,10 @@ def _texts(key: str, values: Iterator[str], length: int) -> bytes:
     return _text(key) + struct.pack("<IIQ", _ARRAY, _STRING, length) + b"".join(map(_text, values))
 
 
-_PLAN = r"""
-import json, re, sys, time
-from pathlib import Path
-from laya.memory import Budget, plan_file
-from laya.types import GIB, AskedSettings
-budget = Budget(bytes=4096 * GIB, limit="memory available", memory_bytes=4096 * GIB)
-start = time.perf_counter()
-plan = plan_file(Path(sys.argv[1]), AskedSettings(), budget, model_id="terabyte")
-seconds = time.perf_counter() - start
-peak_kib = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
-print(json.dumps({"seconds": seconds, "peak_mib": peak_kib / 1024, "weights_bytes": plan.devices[0].terms["weights"]}))
-"""
-
-
-def plan_in_a_fresh_process(path: Path) -> dict[str, float]:
-    """Seconds, peak MiB of the process with all it imports, and the weights the plan counted."""
-    command = [sys.executable, "-c", _PLAN, str(path)]
-    figures: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return figures
-
-
 def main() -> int:
-    """Plan RUNS times and print the median as one JSON line."""
+    """Print the median of some plans as one JSON line."""
     with tempfile.TemporaryDirectory() as folder:
-        path = write_model(Path(folder))
-        runs = sorted((plan_in_a_fresh_process(path) for _ in range(RUNS)), key=lambda run: run["seconds"])
-    print(json.dumps({"bench": "plan_terabyte", "runs": RUNS, **runs[RUNS // 2]}))
+        print(report("plan_terabyte", write_model(Path(folder))))
     return 0
 
 

@@ -9,15 +9,15 @@ Unlike a GGUF, each expert is tensors of its own: 61 layers x 384 experts x 3 ma
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
+from laya.bench.fresh_plan import report
+
 N_LAYER, N_EXPERT, N_EMBD, N_FF, N_FF_EXPERT, N_VOCAB, N_FILES = 61, 384, 7168, 18432, 2048, 163840, 62
-RUNS = 5
 BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1}
 CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
@@ -87,33 +87,11 @@ def _write_file(path: Path, tensors: list[Tensor]) -> int:
     return end
 
 
-_PLAN = r"""
-import json, re, sys, time
-from pathlib import Path
-from laya.memory import Budget, plan_source
-from laya.types import GIB, AskedSettings
-budget = Budget(bytes=4096 * GIB, limit="memory available", memory_bytes=4096 * GIB)
-start = time.perf_counter()
-plan = plan_source(Path(sys.argv[1]), AskedSettings(), budget, model_id="terabyte")
-seconds = time.perf_counter() - start
-peak_kib = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
-print(json.dumps({"seconds": seconds, "peak_mib": peak_kib / 1024, "weights_bytes": plan.devices[0].terms["weights"]}))
-"""
-
-
-def plan_in_a_fresh_process(folder: Path) -> dict[str, float]:
-    """Seconds, peak MiB of the process with all it imports, and the weights the plan counted."""
-    command = [sys.executable, "-c", _PLAN, str(folder)]
-    figures: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return figures
-
-
 def main() -> int:
-    """Plan RUNS times and print the median as one JSON line."""
+    """Print the median of some plans as one JSON line."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
-        runs = sorted((plan_in_a_fresh_process(Path(folder)) for _ in range(RUNS)), key=lambda run: run["seconds"])
-    print(json.dumps({"bench": "plan_terabyte_hf", "runs": RUNS, **runs[RUNS // 2]}))
+        print(report("plan_terabyte_hf", Path(folder)))
     return 0
 
 

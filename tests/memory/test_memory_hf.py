@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laya.bench import plan_terabyte_hf
+from laya.bench.fresh_plan import plan_in_a_fresh_process
 from laya.errors import BadModelFile, LayaError
 from laya.memory import Budget, facts_of_hf, plan_source, plan_vllm
 from laya.memory.caches import kv_by_layer, state_by_layer
@@ -468,6 +469,6 @@ def test_any_safetensors_header_is_read_or_refused(
 def test_a_terabyte_is_planned_in_little_memory(tmp_path: Path) -> None:
     total = plan_terabyte_hf.write_model(tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) == plan_terabyte_hf.N_FILES
-    planned = plan_terabyte_hf.plan_in_a_fresh_process(tmp_path)
+    planned = plan_in_a_fresh_process(tmp_path)
     assert planned["weights_bytes"] == total > 10**12
     assert planned["peak_mib"] < 200

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from laya.bench.plan_terabyte import N_SHARDS, plan_in_a_fresh_process, write_model
+from laya.bench.fresh_plan import plan_in_a_fresh_process
+from laya.bench.plan_terabyte import N_SHARDS, write_model
 from laya.memory.facts import read_facts
 
 MOST_MIB = 200

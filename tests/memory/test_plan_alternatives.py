@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from laya.cli.plan import plan
 from laya.errors import LayaError
 from laya.memory import Machine
 from laya.memory.machine import LEAST_BYTES, LEAST_COMMAND
@@ -22,21 +20,6 @@ MOE = {
     "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "intermediate_size": 12288, "vocab_size": 151936,
     "max_position_embeddings": 40960, "torch_dtype": "bfloat16",
 }  # fmt: skip
-
-
-@pytest.fixture
-def laya_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`laya_plan(*words)` -> (exit code, what it printed), in a folder without a config."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LAYA_HOME", str(tmp_path / "home"))
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(plan)
-
-    def run(*words: object) -> tuple[int, str]:
-        code = app(args=[str(word) for word in words], standalone_mode=False)
-        return code if isinstance(code, int) else 0, capsys.readouterr().out
-
-    return run
 
 
 def alternatives(laya_plan: Any, line: str) -> list[str]:

@@ -10,11 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-import typer
 from machine_rates import rates_with
 from small_gguf import MakeGguf
 
-from laya.cli.plan import plan
 from laya.engines.log import EngineLog
 from laya.engines.process import EngineProcess
 from laya.engines.settings import EngineSettings
@@ -23,21 +21,6 @@ from laya.memory import Machine
 from laya.memory.rates import hardware_key
 from laya.store import Store
 from laya.types import PlannedSettings
-
-
-@pytest.fixture
-def laya_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`laya_plan(*words)` -> (exit code, what it printed), in a folder without a config."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LAYA_HOME", str(tmp_path / "home"))
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(plan)
-
-    def run(*words: object) -> tuple[int, str]:
-        code = app(args=[str(word) for word in words], standalone_mode=False)
-        return code if isinstance(code, int) else 0, capsys.readouterr().out
-
-    return run
 
 
 def test_json_of_the_default_model_is_exact(laya_plan: Any, smollm2_path: Path) -> None:

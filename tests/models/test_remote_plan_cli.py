@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
 
-from laya.cli.plan import plan
 from laya.errors import ConfigError, DownloadError, LayaError
 from laya.memory.gpu import GpuMemory
 from laya.types import GIB
@@ -18,25 +16,13 @@ from laya.types import GIB
 from .conftest import FileServer
 from .test_remote import CONFIG, hf_files
 
+pytestmark = pytest.mark.usefixtures("home")
 Run = Callable[..., tuple[int, str]]
 EIGHT_BILLION = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "hidden_size": 4096,
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
     "vocab_size": 128256, "max_position_embeddings": 131072,
 }  # fmt: skip
-
-
-@pytest.fixture
-def laya_plan(capsys: pytest.CaptureFixture[str], home: Path) -> Run:
-    """`laya_plan(*words)` -> (exit code, what it printed), in a folder without a config."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(plan)
-
-    def run(*words: object) -> tuple[int, str]:
-        code = app(args=[str(word) for word in words], standalone_mode=False)
-        return code if isinstance(code, int) else 0, capsys.readouterr().out
-
-    return run
 
 
 @pytest.fixture
