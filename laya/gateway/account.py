@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from laya.errors import Forbidden, ForbiddenModel, InvalidRequest, LayaError, RateLimitExceeded
 from laya.types import KeyGrant, KeyRole
 
@@ -21,6 +23,18 @@ if TYPE_CHECKING:
 MINUTE_S = 60.0
 USERS: frozenset[KeyRole] = frozenset({"user", "admin"})  # roles that inference is for
 _SMOOTHING = 0.2  # weight of the newest request in the running mean of how long they take
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
 
 
 class Bucket:
@@ -210,3 +224,13 @@ def used_tokens(exchange: Exchange) -> int:
     if not exchange.first_token_s:
         return exchange.prefill_done
     return prompt_tokens + exchange.n_tokens_out
+
+
+def read_usage(exchange: Exchange, body: bytes) -> None:
+    """Keep what a whole answer, relayed as it is, says of the tokens that it took."""
+    try:
+        usage = _ANSWER.decode(body).usage
+    except msgspec.DecodeError:  # what was charged stays charged
+        return
+    if usage is not None:
+        exchange.prompt_tokens, exchange.n_tokens_out = usage.prompt_tokens, usage.completion_tokens

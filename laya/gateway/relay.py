@@ -22,6 +22,7 @@ from laya.errors import (
     ModelLoading,
     NotSupported,
 )
+from laya.gateway.account import read_usage
 from laya.gateway.assemble import Assembler, UsageSum, encode
 from laya.gateway.body import ChatHead, CompletionHead, ParsedBody
 from laya.gateway.sse import AnswerReader, EventReader, StreamFilter, event_bytes
@@ -176,6 +177,8 @@ class StreamRelay(Relay):
     def on_good_data(self, data: bytes) -> None:
         stream, exchange = self._filter, self.exchange
         out = stream.feed(data)
+        if exchange.charged_tokens:  # known at the end, unless the client leaves before
+            exchange.n_tokens_out += out.count(b"data:")
         if not exchange.first_token_s:
             self._follow(stream)
             if not stream.started and stream.error is None:
@@ -185,7 +188,7 @@ class StreamRelay(Relay):
             exchange.write(out)
         if stream.error is not None:
             exchange.fail(self._engine_said(stream.error))
-        elif stream.is_steady:
+        elif stream.is_steady and not exchange.charged_tokens:
             exchange.dispatcher.streams.offer(exchange, self)
 
     def _note_prefill(self) -> None:
@@ -223,6 +226,7 @@ class AssembledAnswer(Relay):
     def on_good_data(self, data: bytes) -> None:
         for event in self._reader.feed(data):
             self._assembler.add(event)
+            self.exchange.n_tokens_out += 1
         self._follow(self._reader)
         if self._reader.error is not None:
             self.exchange.fail(self._engine_said(self._reader.error))
@@ -265,6 +269,8 @@ class RawAnswer(Relay):
         exchange = self.exchange
         exchange.connection = None
         exchange.first_token_s = time.monotonic()
+        if exchange.charged_tokens:
+            read_usage(exchange, body)
         exchange.respond(200, body, "served", b"content-type: %b\r\n" % (content_type or self._type))
 
     def on_good_head(self, headers: dict[bytes, bytes]) -> None:
@@ -285,6 +291,8 @@ class RawAnswer(Relay):
         if self.exchange.head_sent:
             self.exchange.end(b"", "served")
         else:
+            if self.exchange.charged_tokens:
+                read_usage(self.exchange, self._whole)
             self.exchange.respond(200, self._whole, "served", b"content-type: %b\r\n" % self._type)
 
 
