@@ -10,8 +10,8 @@ Nothing goes over a socket to this server itself. This is what translated APIs s
     async def _answer(self, exchange: InnerExchange, body: bytes) -> Response:
         asked = read(body)                                  # a LayaError raised here is counted and answered
         if not asked.stream:
-            return reply(translated(await exchange.whole(asked.chat)))     # raises what refused or failed it
-        return sse(self._events(await exchange.stream(asked.chat)))        # here its first piece has come
+            return reply(translated(await exchange.ask_whole(asked.chat)))     # raises what refused or failed it
+        return sse(self._events(await exchange.ask_stream(asked.chat)))        # here its first piece has come
 
     async def _events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
         try:
@@ -82,7 +82,7 @@ class _Door:
 
 
 class InnerExchange(Exchange):
-    """One request, asked by `whole` or `stream`, once."""
+    """One request, asked by `ask_whole` or `ask_stream`, once."""
 
     def __init__(self, dispatcher: Dispatcher, limits: Limits, kind: EndpointKind) -> None:
         super().__init__(cast(Any, _Door(limits)), dispatcher, kind, http_1_0=True, keep_alive=False)
@@ -92,7 +92,7 @@ class InnerExchange(Exchange):
         self._news = asyncio.Event()
         self._error: LayaError | None = None
 
-    async def whole(self, body: dict[str, Any] | bytes) -> dict[str, Any]:
+    async def ask_whole(self, body: dict[str, Any] | bytes) -> dict[str, Any]:
         """The answer to this body, whole. Raises the LayaError that refused or failed it."""
         self._ask(body)
         pieces = []
@@ -100,7 +100,7 @@ class InnerExchange(Exchange):
             pieces.append(data)
         return _DECODER.decode(b"".join(pieces))
 
-    async def stream(self, body: dict[str, Any] | bytes) -> AsyncIterator[Piece]:
+    async def ask_stream(self, body: dict[str, Any] | bytes) -> AsyncIterator[Piece]:
         """The events of the answer to this body, which says `stream`; from the first one on, no other engine is tried.
 
         Raises the LayaError that refused or failed it before; the iterator raises what fails it later. An iterator

@@ -46,8 +46,8 @@ class Parrot:
         if "silent" in asked:
             return reply({"parrot": None})
         if asked.get("stream"):
-            return sse(self.events(await exchange.stream(asked)))
-        return reply({"parrot": await exchange.whole(asked)})
+            return sse(self.events(await exchange.ask_stream(asked)))
+        return reply({"parrot": await exchange.ask_whole(asked)})
 
     async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
         try:
