@@ -145,12 +145,12 @@ class Fleet(Shown):
 
     async def unload_model(self, endpoint: Endpoint, reason: str = "", deadline_s: float = DRAIN_DEADLINE_S) -> None:
         """`unload` for all engines of its model. reason: what the metrics call it; nothing: not counted."""
-        running = [each for each in self.replicas(endpoint) if each.pool is not None]
-        for each in running:
-            if reason:
+        group = self.replicas(endpoint)
+        for each in group:
+            if reason and each.pool is not None:
                 self.stats.count_unload(each.model_id, reason)
             each.close()
-        await asyncio.gather(*(self.unload(each, deadline_s) for each in running or [endpoint]))
+        await asyncio.gather(*(self.unload(each, deadline_s) for each in group))
 
     def _close(self, endpoint: Endpoint) -> None:
         """No request goes to its engine any more."""

@@ -56,7 +56,10 @@ class Replicas:
 
     async def load_rest(self, endpoint: Endpoint) -> None:
         """Load the others of its model, one after the other. What refuses one is its state's error, not ours."""
-        for other in self._fleet.replicas(endpoint):
+        group = self._fleet.replicas(endpoint)
+        for other in group:
+            if not any(each.is_serving for each in group):
+                return  # unloaded meanwhile
             if other.pool is None and other not in self._following:
                 await self._load(other)
 

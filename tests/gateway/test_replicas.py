@@ -114,6 +114,18 @@ async def test_first_replica_serves_before_the_others_are_there(make_world: Make
     await world.close()
 
 
+async def test_unload_ends_the_loads_that_were_to_follow(make_world: MakeWorld) -> None:
+    world = make_world({"m": 100}, replicas={"m": 3})
+    await world.fleet.ready(world.endpoint("m"))
+    following = asyncio.ensure_future(world.fleet.together.load_rest(world.endpoint("m")))
+    await asyncio.sleep(0)
+    await world.fleet.unload_model(world.endpoint("m"), "requested")
+    await following
+    assert world.loaded() == set()
+    assert world.n_starts <= 2
+    await world.close()
+
+
 async def test_replica_that_died_comes_back_and_is_not_chosen_before(make_world: MakeWorld) -> None:
     world = make_world({"m": 100}, replicas={"m": 2})
     await world.load("m")
