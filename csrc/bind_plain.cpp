@@ -45,13 +45,14 @@ void construct_lane(HeldLane* self, nb::object table) {
 }
 
 void open_lane(HeldLane& held, std::uint32_t endpoint, const nb::str& model, const nb::bytes& head,
-               std::uint64_t template_bytes, std::uint64_t max_seq_len) {
+               std::uint64_t template_bytes, std::uint64_t max_seq_len, bool takes_streams) {
     const std::string_view text = view_of(head);
-    held.lane.open(endpoint, {true, model.c_str(), {text.data(), text.size()}, template_bytes, max_seq_len});
+    held.lane.open(endpoint, {true, model.c_str(), {text.data(), text.size()}, template_bytes, max_seq_len,
+                              takes_streams});
 }
 
-// (endpoint, engine's request, routed tokens, promised tokens, seconds of routing, host, authorization, request id);
-// None for what the lane does not take.
+// (endpoint, engine's request, routed tokens, promised tokens, seconds of routing, host, authorization, request id,
+// whether the client of a stream wants usage or None where it wants no stream); None for what the lane does not take.
 nb::object take(HeldLane& held, const nb::bytes& data, std::size_t most_body_bytes) {
     laya::PlainTaken taken;
     if (!held.lane.take(view_of(data), most_body_bytes, taken)) {
@@ -60,7 +61,8 @@ nb::object take(HeldLane& held, const nb::bytes& data, std::size_t most_body_byt
     const laya::PlainRequest& request = taken.request;
     return nb::make_tuple(taken.endpoint, nb::bytes(taken.upstream.data(), taken.upstream.size()),
                           taken.routed_tokens, taken.promised_tokens, taken.route_s, bytes_or_none(request.host),
-                          bytes_or_none(request.authorization), bytes_or_none(request.request_id));
+                          bytes_or_none(request.authorization), bytes_or_none(request.request_id),
+                          taken.is_stream ? nb::object(nb::bool_(taken.wants_usage)) : nb::none());
 }
 
 // (content type, body); None for what is not plain.
@@ -122,7 +124,8 @@ void bind_plain(nb::module_& module) {
     module.def("read_plain_body", &read_body, "data"_a);
     nb::class_<HeldLane>(module, "PlainLane")
         .def("__init__", &construct_lane, "table"_a)
-        .def("open", &open_lane, "endpoint"_a, "model"_a, "head"_a, "template_bytes"_a, "max_seq_len"_a)
+        .def("open", &open_lane, "endpoint"_a, "model"_a, "head"_a, "template_bytes"_a, "max_seq_len"_a,
+             "takes_streams"_a = true)
         .def("close", [](HeldLane& held, std::uint32_t endpoint) { held.lane.close(endpoint); }, "endpoint"_a)
         .def("take", &take, "data"_a, "most_body_bytes"_a);
     nb::class_<HeldBody>(module, "PlainBody")

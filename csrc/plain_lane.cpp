@@ -9,6 +9,10 @@ namespace laya {
 namespace {
 
 constexpr std::uint8_t CHAT = 1;
+// what Laya asks of every stream, in place of what the client says of it (engine_body.py)
+constexpr std::string_view CLIENTS_FIELDS = "\"stream\",\"stream_options\",";
+constexpr std::string_view STREAM_FIELDS =
+    "\"stream\":true,\"stream_options\":{\"include_usage\":true},\"return_progress\":true";
 constexpr std::uint64_t MESSAGE_TOKENS = 16;  // that a message's frame takes at most, beside the template
 
 }  // namespace
@@ -30,7 +34,7 @@ void PlainLane::close(std::uint32_t endpoint) {
 bool PlainLane::take(std::string_view data, std::size_t most_body_bytes, PlainTaken& out) {
     PlainBody body;
     if (!read_plain_request(data, most_body_bytes, out.request) || out.request.kind != CHAT ||
-        !body.read(out.request.body) || body.stream() || body.has(PlainBody::MAX_COMPLETION_TOKENS)) {
+        !body.read(out.request.body) || body.has(PlainBody::MAX_COMPLETION_TOKENS)) {
         return false;
     }
     const auto max_tokens = static_cast<std::uint64_t>(body.max_tokens());
@@ -38,7 +42,8 @@ bool PlainLane::take(std::string_view data, std::size_t most_body_bytes, PlainTa
     out.routed_tokens = std::min<std::uint64_t>(bound + max_tokens, MAX_TOKENS);
     const std::string_view session = out.request.session_id.empty() ? body.session() : out.request.session_id;
     const RequestFeature feature =
-        RequestFeature::pack(FEATURE_VERSION, CHAT, 0, static_cast<std::uint32_t>(out.routed_tokens), 0,
+        RequestFeature::pack(FEATURE_VERSION, CHAT, body.stream() ? FLAG_STREAMING : 0,
+                             static_cast<std::uint32_t>(out.routed_tokens), 0,
                              session.empty() ? 0 : hash_bytes(session), 0);
     const auto start = std::chrono::steady_clock::now();
     const int chosen = table_.route_prompt(body.model(), feature, 1, body.prompt());
@@ -50,15 +55,20 @@ bool PlainLane::take(std::string_view data, std::size_t most_body_bytes, PlainTa
     const PlainEndpoint closed;
     const PlainEndpoint& endpoint = out.endpoint < endpoints_.size() ? endpoints_[out.endpoint] : closed;
     const std::uint64_t prompt = bound + endpoint.template_bytes;
-    if (!endpoint.is_open || endpoint.model != body.model() || prompt + max_tokens > endpoint.max_seq_len) {
+    if (!endpoint.is_open || endpoint.model != body.model() || prompt + max_tokens > endpoint.max_seq_len ||
+        (body.stream() && !endpoint.takes_streams)) {
         table_.settle(out.endpoint, 1, out.routed_tokens);
         table_.endpoint(out.endpoint).dropped();  // the full way may go elsewhere: this was no trial
         return false;
     }
     out.promised_tokens = max_tokens == 0 ? endpoint.max_seq_len : prompt + max_tokens;
-    const std::string length = std::to_string(out.request.body.size());
-    out.upstream.reserve(endpoint.head.size() + length.size() + 4 + out.request.body.size());
-    out.upstream.append(endpoint.head).append(length).append("\r\n\r\n").append(out.request.body);
+    out.is_stream = body.stream();
+    out.wants_usage = out.is_stream && body.include_usage();
+    const std::string edited = out.is_stream ? body.edited(CLIENTS_FIELDS, STREAM_FIELDS) : std::string();
+    const std::string_view sent = out.is_stream ? std::string_view(edited) : out.request.body;
+    const std::string length = std::to_string(sent.size());
+    out.upstream.reserve(endpoint.head.size() + length.size() + 4 + sent.size());
+    out.upstream.append(endpoint.head).append(length).append("\r\n\r\n").append(sent);
     return true;
 }
 

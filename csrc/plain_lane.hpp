@@ -20,6 +20,7 @@ struct PlainEndpoint {
     std::string head;                 // of its requests, up to the value of content-length
     std::uint64_t template_bytes = 0; // that a chat template adds to a prompt at most
     std::uint64_t max_seq_len = 0;    // tokens
+    bool takes_streams = false;       // a client that asks for a stream gets one
 };
 
 struct PlainTaken {
@@ -29,6 +30,8 @@ struct PlainTaken {
     std::uint64_t promised_tokens = 0;  // what its sequence may come to hold
     double route_s = 0;
     std::string upstream;  // the engine's request
+    bool is_stream = false;
+    bool wants_usage = false;  // the client of a stream
 };
 
 class PlainLane {
@@ -38,7 +41,8 @@ class PlainLane {
     void open(std::uint32_t endpoint, PlainEndpoint facts);
     void close(std::uint32_t endpoint);
 
-    // Whether `data` is a whole plain chat request, not streamed, that an open endpoint takes as it is. If so, the
+    // Whether `data` is a whole plain chat request that an open endpoint takes, a stream with usage and progress asked
+    // for, anything else as it is. If so, the
     // endpoint carries it in the route table.
     bool take(std::string_view data, std::size_t most_body_bytes, PlainTaken& out);
 

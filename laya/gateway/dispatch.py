@@ -103,14 +103,20 @@ class Dispatcher:
             exchange.fail(self.fault(f"request {exchange.request_id!r}", error))
 
     def dispatch_taken(
-        self, exchange: Exchange, index: int, request: bytes, routed_tokens: int, promised_tokens: int, route_s: float
+        self,
+        exchange: Exchange,
+        index: int,
+        request: bytes,
+        routed_tokens: int,
+        promised_tokens: int,
+        route_s: float,
+        wants_usage: bool | None,
     ) -> None:
         """Steps 1 and 2 of a request that the plain lane took are done; the rest, where it goes straight through."""
         exchange.read_s = exchange.arrived_s
         exchange.routed_seqs, exchange.routed_tokens = 1, routed_tokens
         endpoint = exchange.endpoint = self.fleet.endpoints[index]
         self.stats.route.observe(route_s)
-        exchange.taken = request
         try:
             if exchange.account is not None:
                 exchange.account.take(exchange, endpoint, endpoint.model_id, self.fleet.roster.id_of)
@@ -119,7 +125,7 @@ class Dispatcher:
                 exchange.read_taken()
                 self.admit(exchange, endpoint)
                 return
-            self.sending.send_taken(exchange, endpoint, request, connection)  # 5 relay
+            self.sending.send_taken(exchange, endpoint, request, connection, wants_usage)  # 5 relay
         except LayaError as error:
             exchange.fail(error)
         except Exception as error:

@@ -110,7 +110,8 @@ class Endpoint:
         is_chat, is_padded = EndpointKind.CHAT in self.kinds, planned.slot_tokens != planned.max_seq_len
         if self._lane is not None and self.passes_plain and is_chat and not is_padded:
             head = self.pool.head(ENGINE_STARTS[EndpointKind.CHAT])
-            self._lane.open(self.index, self.model_id, head, template_bytes, planned.max_seq_len)
+            takes_streams = settings.enable_streaming
+            self._lane.open(self.index, self.model_id, head, template_bytes, planned.max_seq_len, takes_streams)
         self.last_used_s = time.monotonic()  # a ttl counts from here, however long ago the last request was
         # one batch of the pool stays free: the engine fills cells a batch at a time
         pool_tokens = plan.settings.kv_pool_tokens - plan.settings.n_batch if plan.settings.kv_unified else None

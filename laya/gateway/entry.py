@@ -44,6 +44,7 @@ def begin_plain(
 
 def go_straight(
     connection: LayaProtocol,
+    data: bytes,
     index: int,
     request: bytes,
     routed_tokens: int,
@@ -52,13 +53,15 @@ def go_straight(
     host: bytes | None,
     authorization: bytes | None,
     request_id: bytes | None,
+    wants_usage: bool | None,
 ) -> None:
     """A plain request that the native lane took: parsed, checked and routed to the endpoint of this index."""
     exchange = _exchange(connection, EndpointKind.CHAT, request_id)
+    exchange.taken = data
     dispatcher = exchange.dispatcher
     dispatcher.arrive(exchange, authorization, [(b"host", host)] if host is not None else [])
     if exchange.early_error is None:
-        dispatcher.dispatch_taken(exchange, index, request, routed_tokens, promised_tokens, route_s)
+        dispatcher.dispatch_taken(exchange, index, request, routed_tokens, promised_tokens, route_s, wants_usage)
     else:
         dispatcher.fleet.health.give_back(dispatcher.fleet.endpoints[index], 1, routed_tokens)
         exchange.fail(exchange.early_error)

@@ -65,7 +65,7 @@ class Exchange(Answering):
     connection: UpstreamConnection | None = None
     stream = 0  # its number in the native pump, while it flows there
     upstream_body = b""
-    taken = b""  # the engine's request, where the plain lane put it together
+    taken = b""  # the request as it came, where the plain lane took it
     admission: Admission | None = None  # where its reservation is held
     reserved_seqs = 0
     reserved_tokens = 0
@@ -215,6 +215,8 @@ class Exchange(Answering):
             self.dispatcher.streams.take_back(self.stream)
         if self.outcome is not None:
             return
+        if self.taken:
+            self.read_taken()
         if isinstance(error, _FAULTS_OF_ENGINES) and self.dispatcher.retries.failed(self):
             return
         outcome: Outcome = "failed" if isinstance(error, _FAULTS_OF_OURS) or error.http_status == 500 else "refused"

@@ -75,7 +75,7 @@ class LayaProtocol(HttpToolsProtocol):
         if self._is_between and self._may_start():
             taken = self.lane.take(data, self.limits.plain_body_bytes) if self.lane is not None else None
             if taken is not None:
-                go_straight(self, *taken)
+                go_straight(self, data, *taken)
                 return
             request = read_plain_request(data, self.limits.plain_body_bytes)
             if request is not None:

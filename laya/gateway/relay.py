@@ -49,10 +49,21 @@ def relay_for(exchange: Exchange) -> Relay:
     if not parsed.generates:
         return RawAnswer(exchange)
     if parsed.wants_stream and endpoint.settings.enable_streaming:
-        return StreamRelay(exchange)
+        n_top_logprobs = _completion_logprobs_of(parsed.head)
+        wants_usage = parsed.wants_usage_event
+        return StreamRelay(
+            exchange, StreamFilter(_usage_of(parsed), wants_usage=wants_usage, n_top_logprobs=n_top_logprobs)
+        )
     if not parsed.wants_stream and endpoint.pool.address.cancels_whole:
         return RawAnswer(exchange)
     return AssembledAnswer(exchange)
+
+
+def relay_taken(exchange: Exchange, wants_usage: bool | None) -> Relay:
+    """The way of one that the plain lane took; `wants_usage`: of a stream, None for a whole answer."""
+    if wants_usage is None:
+        return RawAnswer(exchange)
+    return StreamRelay(exchange, StreamFilter(UsageSum(), wants_usage=wants_usage))
 
 
 class Relay:
@@ -136,15 +147,9 @@ class Relay:
 class StreamRelay(Relay):
     """Stream in, stream out."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, events: StreamFilter) -> None:
         super().__init__(exchange)
-        parsed = exchange.parsed
-        assert parsed is not None
-        self._filter = StreamFilter(
-            _usage_of(parsed),
-            wants_usage=parsed.wants_usage_event,
-            n_top_logprobs=_completion_logprobs_of(parsed.head),
-        )
+        self._filter = events
         self._noted_s = exchange.sent_s
         self.is_offered = False  # to the native pump
 

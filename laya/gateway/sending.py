@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from laya.errors import EngineFailed, LayaError
 from laya.gateway.endpoint import ENGINE_STARTS
 from laya.gateway.engine_body import engine_body
-from laya.gateway.relay import RawAnswer, relay_for
+from laya.gateway.relay import relay_for, relay_taken
 from laya.gateway.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
@@ -44,13 +44,18 @@ class Sending:
             exchange.fail(self._dispatcher.fault(f"request {exchange.request_id!r}", error))
 
     def send_taken(
-        self, exchange: Exchange, endpoint: Endpoint, request: bytes, connection: UpstreamConnection
+        self,
+        exchange: Exchange,
+        endpoint: Endpoint,
+        request: bytes,
+        connection: UpstreamConnection,
+        wants_usage: bool | None,
     ) -> None:
         """As the plain lane put it together, on a kept connection."""
         exchange.sent_s = time.monotonic()
         endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
         exchange.connection, exchange.was_sent = connection, True
-        connection.send(request, RawAnswer(exchange))
+        connection.send(request, relay_taken(exchange, wants_usage))
         self._stats.added.observe(time.monotonic() - exchange.read_s)
 
     def send_again(self, exchange: Exchange) -> None:
