@@ -50,6 +50,7 @@ class Exchange(Answering):
     body_complete = False
     held_bytes = 0  # of its body, where it is not a small one
     expects_continue = False
+    may_trim = False  # it asks by itself for what `overflow: trim` does
     header_model: str | None = None
     header_session: str | None = None
     rule_headers: Mapping[str, str] = MappingProxyType({})  # those that routing.rules ask about

@@ -90,7 +90,7 @@ async def settle_length(exchange: Exchange, endpoint: Endpoint) -> None:
 
 
 def _may_trim(exchange: Exchange, endpoint: Endpoint) -> bool:
-    return endpoint.settings.overflow == "trim" and exchange.kind == EndpointKind.CHAT
+    return (endpoint.settings.overflow == "trim" or exchange.may_trim) and exchange.kind == EndpointKind.CHAT
 
 
 def _for_answer(parsed: ParsedBody, endpoint: Endpoint) -> int:

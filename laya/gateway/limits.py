@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from laya.config import ServerConfig
 from laya.errors import HeadTooLarge, InvalidRequest, LayaError, PayloadTooLarge, ServerBusy
 from laya.gateway.assemble import encode
 from laya.types import KIB
@@ -58,6 +59,15 @@ class Limits:
             "idle": keep_alive_s,
             "linger": LINGER_S,
         }
+
+    @classmethod
+    def of(cls, server: ServerConfig) -> Limits:
+        return cls(
+            max_body_bytes=server.max_body_bytes,
+            header_timeout_s=server.header_timeout_s,
+            body_timeout_s=server.body_timeout_s,
+            keep_alive_s=server.keep_alive_s,
+        )
 
 
 def head_too_large() -> HeadTooLarge:

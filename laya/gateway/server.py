@@ -30,6 +30,7 @@ from laya.engines.ceiling import Ceilings
 from laya.engines.process import EngineProcess
 from laya.engines.supervisor import Supervisor
 from laya.errors import ConfigError, LayaError, ServerStopping
+from laya.gateway.apis import Apis
 from laya.gateway.app import build_app
 from laya.gateway.desk import Desk
 from laya.gateway.dispatch import Dispatcher
@@ -171,14 +172,7 @@ class Gateway:
         self.config = config
         self.keys = LiveKeys(config.server, home / DATABASE)
         self.dispatcher = Dispatcher(self.fleet, self.router, self.keys, self.stats)
-        server = config.server
-        self.limits = Limits(
-            max_body_bytes=server.max_body_bytes,
-            header_timeout_s=server.header_timeout_s,
-            body_timeout_s=server.body_timeout_s,
-            keep_alive_s=server.keep_alive_s,
-        )
-        self.inner = Inner(self.dispatcher, self.limits)
+        self.limits = Limits.of(config.server)
         self.fleet.pump = self.dispatcher.pump
         self.fleet.pass_on = self.dispatcher.retries.try_elsewhere
         self.guarding = Guarding(
@@ -192,6 +186,9 @@ class Gateway:
         )
         self.dispatcher.crash_error = self.guarding.crash_error
         self.desk = Desk(self.fleet, self.stats, self.events)
+        self.inner = Inner(self.dispatcher, self.limits)
+        self.apis = Apis(config, self.inner, home / DATABASE)
+        self.desk.apis += self.apis.routes
 
     def check_entries(self) -> dict[str, LayaError]:
         """Models of the config that are not served, each an event. Raises ConfigError where there is no other one."""
@@ -257,7 +254,7 @@ def run(
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         gateway.desk.preloads_pending = len(wanted)
-        work = (sweep(server, gateway), gateway.guarding.run(), load_all())
+        work = (sweep(server, gateway), gateway.guarding.run(), gateway.apis.run(), load_all())
         tasks = [asyncio.create_task(each) for each in work]
         try:
             yield

@@ -7,6 +7,18 @@ from laya.store.conversations import Conversation, Message, Role
 from laya.store.corrections import LearnedCorrection
 from laya.store.keys import no_key, stamp_of
 from laya.store.responses import KeptTurn
+from laya.store.responses_url import Responses, open_responses
 from laya.store.store import Store
 
-__all__ = ["Conversation", "KeptTurn", "LearnedCorrection", "Message", "Role", "Store", "no_key", "stamp_of"]
+__all__ = [
+    "Conversation",
+    "KeptTurn",
+    "LearnedCorrection",
+    "Message",
+    "Responses",
+    "Role",
+    "Store",
+    "no_key",
+    "open_responses",
+    "stamp_of",
+]

@@ -250,7 +250,8 @@ async def until(condition: Callable[[], object]) -> None:
 def _config(server: dict[str, Any], keys: bool) -> Config:
     config = Config()
     api_keys = [ApiKey(name="tests", sha256=sha256(KEY.encode()).hexdigest())] if keys else []
-    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, api_keys=api_keys, **server))
+    changed = msgspec.structs.replace(config.server, **({"api_keys": api_keys} | server))
+    return msgspec.structs.replace(config, server=changed)
 
 
 @contextlib.asynccontextmanager

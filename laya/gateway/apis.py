@@ -1,0 +1,25 @@
+"""Owns: which APIs this server speaks beside its own, each translated to it over inner exchanges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.routing import Route
+
+from laya.config import Config
+from laya.gateway.inner import Inner
+from laya.gateway.responses import ResponsesApi
+from laya.gateway.responses_kept import KeptResponses
+
+
+class Apis:
+    """Their routes, and what they do in the background."""
+
+    def __init__(self, config: Config, inner: Inner, database: Path) -> None:
+        """database: the server's own, where the config names no other."""
+        self.kept = KeptResponses(config.store, database, config.server.max_body_bytes)
+        self.routes: list[Route] = [*ResponsesApi(inner, self.kept).routes()]
+
+    async def run(self) -> None:
+        """For as long as the server runs."""
+        await self.kept.keep_pruned()
