@@ -62,9 +62,11 @@ class ServerClient:
         """The JSON answer to `body`."""
         return self._ask("POST", path, json=body, timeout_s=timeout_s)
 
-    def delete(self, path: str, *, timeout_s: float | None = ANSWER_TIMEOUT_S) -> Any:
+    def delete(
+        self, path: str, params: Mapping[str, str] | None = None, *, timeout_s: float | None = ANSWER_TIMEOUT_S
+    ) -> Any:
         """The JSON answer to a DELETE."""
-        return self._ask("DELETE", path, timeout_s=timeout_s)
+        return self._ask("DELETE", path, params=params, timeout_s=timeout_s)
 
     def stream_text(self, path: str, params: Mapping[str, str] | None = None) -> Iterator[str]:
         """The text at `path`, piece by piece as it comes."""

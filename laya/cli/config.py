@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 import yaml
 
+from laya.cli.kept_keys import n_kept_keys
 from laya.cli.output import printable
 from laya.config.check_routing import targets
 from laya.config.document import Document, read_document
@@ -119,10 +120,10 @@ def _check_engine_arguments(config: Config) -> None:
 def _check_address(config: Config) -> None:
     """An open address needs a key, as it does where the server starts."""
     host = config.server.host
-    if not is_loopback(host) and not config.server.api_keys:
+    if not is_loopback(host) and not config.server.api_keys and not n_kept_keys():
         raise ConfigError(
             f"server.host {host} is open to the network, and there is no key: `laya config hash-key` makes the entry "
-            f"for server.api_keys, or start with `laya serve --lan`, which makes a key",
+            f"for server.api_keys, `laya key create NAME` a key beside it, and `laya serve --lan` one of its own",
             param="server.host",
         )
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from laya.cli.finding import Finding, must_fix, ok, warn
+from laya.cli.kept_keys import n_kept_keys
 from laya.config import Config, load_config
 from laya.config.places import config_path
 from laya.errors import ConfigError, LayaError, ModelNotFound
@@ -109,11 +110,12 @@ def port(config: Config) -> Finding:
         return must_fix("port", error.message, other)
     if server.host in ("127.0.0.1", "localhost", "::1") or server.host.startswith("127."):
         return ok("port", f"port {server.port} free, loopback only")
-    if not server.api_keys:
+    n_keys = len(server.api_keys) + n_kept_keys()
+    if not n_keys:
         return must_fix(
-            "port", f"{server.host} without an API key would be open to its network", "laya config hash-key"
+            "port", f"{server.host} without an API key would be open to its network", "laya key create me --role admin"
         )
-    return ok("port", f"port {server.port} free on {server.host}, {len(server.api_keys)} API keys")
+    return ok("port", f"port {server.port} free on {server.host}, {n_keys} API keys")
 
 
 def laya_at(host: str, port: int) -> str | None:

@@ -24,6 +24,8 @@ from laya.config.keys import hash_key, new_key
 from laya.engines.llamacpp_child import die_with_parent
 from laya.errors import ConfigError, LayaError
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.fleet import DATABASE
+from laya.gateway.live_keys import lasts, read_keys
 from laya.gateway.server import Gateway, listen
 from laya.gateway.server import run as run_server
 from laya.memory import size_text
@@ -134,18 +136,18 @@ def _with_address(
 ) -> tuple[Config, str | None]:
     """Where to listen, and the key made for --lan. Raises ConfigError for an open address without a key."""
     server = config.server
-    key = None
+    kept, key = read_keys(home / DATABASE), None
     if lan:
         host = host or "0.0.0.0"
-        if not server.api_keys:
+        if not server.api_keys and not any(map(lasts, kept)):
             key = _lan_key(home)
             made = ApiKey(name="lan", sha256=hash_key(key))
             server = msgspec.structs.replace(server, api_keys=[made])
     server = msgspec.structs.replace(server, host=host or server.host, port=server.port if port is None else port)
-    if not is_loopback(server.host) and not server.api_keys:
+    if not is_loopback(server.host) and not server.api_keys and not kept:
         raise ConfigError(
             f"Listening on {server.host} without an API key would open this machine to its network. "
-            f"`laya serve --lan` makes a key; `laya config hash-key` makes one for config.yaml."
+            f"`laya serve --lan` makes a key, and so does `laya key create NAME`."
         )
     return msgspec.structs.replace(config, server=server), key
 
@@ -200,7 +202,8 @@ def _say_ready(
     host, port = sock.getsockname()[:2]
     url = _url(_lan_address() if host in ("0.0.0.0", "::") else host, port)
     model = preload[0] if preload else next((e.model_id for e in gateway.fleet.endpoints.values()), None)
-    key = lan_key or ("one of server.api_keys" if gateway.config.server.api_keys else "none needed on this machine")
+    has_keys = not gateway.keys.is_open
+    key = lan_key or ("one of `laya key list`" if has_keys else "none needed on this machine")
     console.print(f"\n [bold green]Laya {laya.__version__} is ready[/]   {url}")
     named = f"model {json.dumps(model)}   " if model else ""
     console.print(f" OpenAI base URL     {url}/v1      {named}key: {key}")
@@ -210,9 +213,11 @@ def _say_ready(
         )
     for failed, fault in gateway.fleet.roster.entries.faults.items():
         console.print(f" [bold red]not served[/]         models.{shown(failed)}: {shown(fault.message)}")
+    if has_keys and not any(lasts(each.grant) for each in gateway.keys.keys):
+        console.print(" [bold red]no admin key[/]       `laya key create me --role admin --here` makes one")
     if model is None:
         console.print(" No model is here yet: `laya pull smollm2` gets the default one, and it can be used at once.")
-    if paste := _to_paste(host, port, lan_key, has_keys=bool(gateway.config.server.api_keys)):
+    if paste := _to_paste(host, port, lan_key, has_keys=has_keys):
         console.print(f" In another shell    {paste}")
     console.print(" Try                 laya chat      laya ps      laya list")
 
