@@ -55,7 +55,9 @@ def decide(model: Model, asked: AskedSettings, choice: Choice) -> PlannedSetting
     unified = pool is not None and padded(pool) < worst_case and choice.max_num_seqs > 1
     slot = padded(pool) if unified and pool is not None else padded(choice.max_seq_len)
     # An embedding is computed in one piece, so the batch must hold the longest input.
-    n_batch = choice.max_seq_len if asked.task != "chat" else min(model.engine.n_batch, slot)
+    # A step computes a batch of the longest prompt and one token of everybody else; cards need the large batch.
+    shared = model.engine.n_batch_shared if unified and not model.gpu_free_bytes else model.engine.n_batch
+    n_batch = choice.max_seq_len if asked.task != "chat" else min(shared, slot)
     return PlannedSettings(
         max_seq_len=choice.max_seq_len,
         slot_tokens=slot,

@@ -38,12 +38,14 @@ GRAPHS: tuple[tuple[Widths, dict[str, Any]], ...] = (
     (_TALL, {"n_ctx": 16384, "n_seqs": 2, "unified": True}),
     (_TALL, {"n_ctx": 8192, "cache_type": Q8_0}),
     (_TALL, {"n_ctx": 4096, "n_ubatch": 512}),
+    (_TALL, {"n_ctx": 16384, "n_seqs": 4, "unified": True, "n_ubatch": XLLAMACPP.n_batch_shared}),
 )
 REAL: tuple[dict[str, Any], ...] = (
     {"n_ctx": 8192},
     {"n_ctx": 32768, "n_seqs": 4},
     {"n_ctx": 32768, "n_seqs": 4, "unified": True, "cache_type": Q8_0},
     {"n_ctx": 8192, "n_ubatch": 512},
+    {"n_ctx": 32768, "n_seqs": 4, "unified": True, "n_ubatch": XLLAMACPP.n_batch_shared},
 )
 MOST_OVER = 1.35
 PRINTED_MIB = 0.01  # the engine's log has two digits

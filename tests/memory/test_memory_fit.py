@@ -181,6 +181,7 @@ def test_refusal_has_three_suggestions_that_fit_when_used(make_gguf: MakeGguf, p
         "available_bytes": budget.bytes,
         "limit": "memory available",
         "suggestions": [suggestion.flags for suggestion in plan.suggestions],
+        "models": [],
     }
 
 
@@ -315,8 +316,10 @@ def test_auto_pool_holds_one_whole_sequence_and_a_chat_in_each_other_one(make_gg
     settings = plan_file(path, asked, plenty, model_id="m").settings
     assert settings.kv_unified
     assert settings.kv_pool_tokens == 22784  # 8192 + 7 x 2048 and a batch of 128, padded
+    assert settings.n_batch == settings.n_ubatch == 32  # a token for every chat after each 32 of the document
     alone = msgspec.structs.replace(asked, max_num_seqs=1)
-    assert not plan_file(path, alone, plenty, model_id="m").settings.kv_unified
+    unshared = plan_file(path, alone, plenty, model_id="m").settings
+    assert (unshared.kv_unified, unshared.n_batch) == (False, 128)
     short = msgspec.structs.replace(asked, max_seq_len=1024)  # every sequence is a chat: nothing is left to share
     assert not plan_file(path, short, plenty, model_id="m").settings.kv_unified
 
