@@ -23,7 +23,7 @@ from laya.bench.ggml import Graph, Tensors, backend, repack_buffer_type
 from laya.memory import Machine
 from laya.memory.engine_facts import built_in_engine
 from laya.memory.ggml import GGML_TYPES
-from laya.memory.rates import BATCHES, STREAM_BATCHES, MachineRates, hardware_key
+from laya.memory.rates import ATTENDING, BATCHES, STREAM_BATCHES, MachineRates, hardware_key
 from laya.types import MIB
 
 WEIGHT_TYPES = (
@@ -34,8 +34,7 @@ KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_n
 ROW, ROWS, STREAM_ROWS = 1024, 256, 1024  # a matrix that stays in the cache of any core
 PROBE = "Q8_0"  # the type with which threads are compared
 READ_MIB = (1, 8, 24, 48, 128, 384)  # what is read over and over
-HEADS, HEAD_DIM, KEPT, BATCH = 4, 64, 1024, 128  # of attention as a prompt computes it
-NARROW, WIDE, FEW_KEPT = 64, 256, 512  # widths of a head, and rows of one head that any core's cache holds
+NARROW, WIDE, KEPT = 64, 256, 512  # widths of a head, and rows that any core's cache holds
 KEPT_HEADS, KEPT_MIB, KEPT_DIM, KEPT_LAYERS = (1, 4, 8), (2, 16, 64, 192), 128, 4  # caches that outgrow it
 ROUNDS = 4
 ENOUGH_S = 18.0  # on a busy machine one round has to do
@@ -78,7 +77,7 @@ def measure() -> MachineRates:
         matrix_s={name: tuple(best["weight", name, n] for n in BATCHES) for name in WEIGHT_TYPES},
         streamed_s={name: tuple(usual["stream", name, n] for n in STREAM_BATCHES) for name in WEIGHT_TYPES},
         attention_s=attention_s,
-        kept_wait_s=_kept_wait_s(usual, sizes[-1], attention_s["f16"]),
+        kept_wait_s=_kept_wait_s(usual, sizes[-1], attention_s["f16"][0]),
         reads=_reads(usual, sizes, 1),
         reads_all=_reads(best, sizes, n_threads),
         op_s=usual["op", 1],
@@ -94,8 +93,12 @@ def _rounds(sizes: list[int], n_threads: int) -> dict[tuple[Any, ...], list[floa
     jobs |= {
         ("stream", name, n): partial(_streamed_s, name, n, sizes[-1]) for name in WEIGHT_TYPES for n in STREAM_BATCHES
     }
-    jobs |= {("row", name, width): partial(_row_s, name, width) for name in KV_TYPES for width in (NARROW, WIDE)}
-    jobs |= {("batch", name): partial(_batch_s, name) for name in KV_TYPES}
+    jobs |= {
+        ("row", name, width, n): partial(_row_s, name, width, n)
+        for name in KV_TYPES
+        for width in (NARROW, WIDE)
+        for n in ATTENDING
+    }
     jobs |= {("kept", n, mib): partial(_kept_s, n, mib) for n in KEPT_HEADS for mib in _kept_mib(sizes[-1])}
     jobs |= {("read", size, n): partial(_read_s, size, n) for size in sizes for n in (1, n_threads)}
     jobs |= {("op", n): partial(_cold_op_s, n) for n in (1, n_threads)}
@@ -113,15 +116,18 @@ def _kept_mib(most_mib: int) -> list[int]:
     return [mib for mib in KEPT_MIB if mib <= max(most_mib, KEPT_MIB[0])]
 
 
-def _attention_s(best: dict[tuple[Any, ...], float], kv_type: str) -> tuple[float, float, float]:
-    """What MachineRates.attention_s holds of a type: the line through two widths, and a batch."""
-    narrow, wide = best["row", kv_type, NARROW], best["row", kv_type, WIDE]
-    element_s = max(0.0, wide - narrow) / (WIDE - NARROW)
-    return max(0.0, narrow - NARROW * element_s), element_s, best["batch", kv_type]
+def _attention_s(best: dict[tuple[Any, ...], float], kv_type: str) -> tuple[tuple[float, float], ...]:
+    """What MachineRates.attention_s holds of a type: the line through two widths, for each number of tokens."""
+    lines = []
+    for n in ATTENDING:
+        narrow, wide = best["row", kv_type, NARROW, n], best["row", kv_type, WIDE, n]
+        element_s = min(narrow / NARROW, max(0.0, wide - narrow) / (WIDE - NARROW))
+        lines.append((narrow - NARROW * element_s, element_s))
+    return tuple(lines)
 
 
 def _kept_wait_s(
-    usual: dict[tuple[Any, ...], float], most_mib: int, attention_s: tuple[float, float, float]
+    usual: dict[tuple[Any, ...], float], most_mib: int, attention_s: tuple[float, ...]
 ) -> tuple[tuple[int, tuple[tuple[int, float], ...]], ...]:
     """What a position took beyond computing with it, for each byte of its keys and values."""
     row_s, row_bytes = attention_s[0] + KEPT_DIM * attention_s[1], 2 * _KINDS["F16"].row_bytes(KEPT_DIM)
@@ -210,15 +216,10 @@ def _read_s(n_mib: int, n_threads: int) -> float:
         return _usual_s(graph, n_threads) / n_passes
 
 
-def _row_s(kv_type: str, width: int) -> float:
-    """Seconds of attention per head and token kept, one token, its keys and values in cache."""
-    return _attended_s(kv_type, 1, 1, width, FEW_KEPT, 1, 16, _best_s)
-
-
-def _batch_s(kv_type: str) -> float:
-    """Seconds of attention per head, token kept, element of width and token of a batch."""
-    seconds = _attended_s(kv_type, BATCH, HEADS, HEAD_DIM, KEPT, 1, 1, _best_s)
-    return seconds / (HEAD_DIM * BATCH)
+def _row_s(kv_type: str, width: int, n_tokens: int) -> float:
+    """Seconds of attention per head, token kept and new token, keys and values in cache."""
+    n_passes = 16 if n_tokens == 1 else 1
+    return _attended_s(kv_type, n_tokens, 1, width, KEPT, 1, n_passes, _best_s) / n_tokens
 
 
 def _kept_s(n_heads: int, n_mib: int) -> float:

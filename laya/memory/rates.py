@@ -15,6 +15,7 @@ import msgspec
 from laya.memory.machine import Machine
 
 BATCHES = (1, 2, 4, 8, 32, 128)  # tokens computed at once, at which kernels are timed
+ATTENDING = (1, 32, 64, 128)  # the same for attention, whose kernel is another one for many
 STREAM_BATCHES = (1, 2)  # the same for weights from memory; more wait as long as the last
 
 
@@ -27,9 +28,9 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
     load: float  # the machine's load average before: above half a core the figures are too low
     matrix_s: dict[str, tuple[float, ...]]  # weight type -> seconds per weight at each of BATCHES, weights in cache
     streamed_s: dict[str, tuple[float, ...]]  # weight type -> the same at each of STREAM_BATCHES, weights from memory
-    # KV type -> seconds of attention per head and token kept: for one token, the same per element of width, both in
-    # cache; and per element of width for each token of a batch
-    attention_s: dict[str, tuple[float, float, float]]
+    # KV type -> seconds of attention per head and token kept, and per element of its width, for each new token: at each
+    # of ATTENDING, the cache near
+    attention_s: dict[str, tuple[tuple[float, float], ...]]
     # heads whose rows lie side by side -> bytes attended to over and over -> seconds waited for each byte of a head
     kept_wait_s: tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
     reads: tuple[tuple[int, float], ...]  # bytes read over and over -> bytes a second
@@ -80,14 +81,10 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
         in_cache_s = self.weight_s(type_name, min(n_tokens, STREAM_BATCHES[-1]))
         return max(0.0, streamed_s - in_cache_s) * every / one
 
-    def attended_s(self, kv_type: str, width: float) -> float:
-        """Seconds of attention per head and token kept, for one token, with heads so wide, in cache."""
-        one, element, _ = self._attention_s(kv_type)
-        return one + width * element
-
-    def batch_attended_s(self, kv_type: str) -> float:
-        """Seconds of attention per head, token kept and element of width, for each token of a batch."""
-        return self._attention_s(kv_type)[2]
+    def attended_s(self, kv_type: str, width: float, n_tokens: float = 1) -> float:
+        """Seconds of attention per head and token kept, with heads so wide, for each of so many new tokens at once."""
+        timed = self.attention_s.get(kv_type) or max(self.attention_s.values())
+        return _at([(n, one + width * element) for n, (one, element) in zip(ATTENDING, timed, strict=True)], n_tokens)
 
     def kept_byte_wait_s(self, n_heads: int, n_bytes: float) -> float:
         """Seconds waited for a byte of a head's keys and values where so many bytes are read over and over.
@@ -96,9 +93,6 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
         gives at once is the less of use the more there are.
         """
         return _at(tuple((n, _at(waits, n_bytes)) for n, waits in self.kept_wait_s), n_heads)
-
-    def _attention_s(self, kv_type: str) -> tuple[float, float, float]:
-        return self.attention_s.get(kv_type) or max(self.attention_s.values())
 
 
 def hardware_key(machine: Machine) -> str:

@@ -121,7 +121,7 @@ def _prefill(facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, 
             step.compute += sessions * _compute_s(facts, part, rates, 1) / gain
         else:
             step.compute += n_steps * _compute_s(facts, part, rates, per_step) / gain
-    step.compute += tokens * _batch_attention_s(facts, settings, rates, prompt / 2) / gain
+    step.compute += tokens * _batch_attention_s(facts, settings, rates, prompt / 2, per_step) / gain
     read = sum(_bytes_read(facts, part, per_step) for part in work if part.part != "output")
     step.reading = n_steps * read / rates.read_bytes_per_s(read, settings.n_threads)
     _add_fixed(step, facts, settings, rates, n_steps=n_steps, n_rows=sessions)
@@ -174,7 +174,7 @@ def _attention_s(
     total, element_bytes = 0.0, _kv_element_bytes(settings)
     for layer, n_head in zip(facts.shape.layers, facts.shape.n_head, strict=False):
         shared, seen = min(1.0, layer.n_head_kv / max(1, n_head)), _seen(layer, kept)
-        row_bytes = 2 * _width(layer) * element_bytes
+        row_bytes = (layer.head_k + layer.head_v) * element_bytes
         first, others = (
             rates.kept_byte_wait_s(layer.n_head_kv, n_bytes)
             for n_bytes in (working_set, seen * layer.n_head_kv * row_bytes)
@@ -184,11 +184,14 @@ def _attention_s(
     return total
 
 
-def _batch_attention_s(facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, kept: float) -> float:
-    """Seconds one thread attends with each token of a prompt over the tokens kept, in all layers."""
-    layers = zip(facts.shape.layers, facts.shape.n_head, strict=False)
-    elements = sum(n_head * _seen(layer, kept) * _width(layer) for layer, n_head in layers)
-    return elements * rates.batch_attended_s(settings.kv_cache_dtype)
+def _batch_attention_s(
+    facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, kept: float, n_tokens: float
+) -> float:
+    """Seconds one thread attends with each token of a prompt, so many at once, over the tokens kept, in all layers."""
+    return sum(
+        n_head * _seen(layer, kept) * rates.attended_s(settings.kv_cache_dtype, _width(layer), n_tokens)
+        for layer, n_head in zip(facts.shape.layers, facts.shape.n_head, strict=False)
+    )
 
 
 def _width(layer: LayerShape) -> float:

@@ -19,7 +19,10 @@ RATES = MachineRates(
     load=0.0,
     matrix_s={"Q8_0": tuple(WEIGHT_S * n for n in BATCHES), "F16": tuple(2 * WEIGHT_S * n for n in BATCHES)},
     streamed_s={"Q8_0": (2 * WEIGHT_S, 3 * WEIGHT_S), "F16": (4 * WEIGHT_S, 6 * WEIGHT_S)},
-    attention_s={"f16": (1e-8, 2e-10, 1e-10), "q8_0": (1e-8, 3e-10, 5e-10)},
+    attention_s={
+        "f16": ((1e-8, 2e-10), (0.0, 1e-10), (0.0, 1e-10), (0.0, 1e-10)),
+        "q8_0": ((1e-8, 3e-10), (0.0, 5e-10), (0.0, 5e-10), (0.0, 5e-10)),
+    },
     kept_wait_s=((1, ((MIB, 0.0), (128 * MIB, WAIT_S))), (8, ((MIB, 0.0), (128 * MIB, 5 * WAIT_S)))),
     reads=((MIB, 40e9), (128 * MIB, READ)),
     reads_all=((MIB, 160e9), (128 * MIB, 2 * READ)),
