@@ -45,6 +45,8 @@ class Cell(NamedTuple):
         asked = self.asked
         parts = [f"{self.model} {asked.max_num_seqs} x {asked.max_seq_len} {asked.kv_cache_dtype}"]
         parts += [f"pool {asked.kv_pool_tokens}"] * (asked.kv_pool_tokens is not None)
+        if asked.prompt_cache_bytes:
+            parts += [f"prompt cache {asked.prompt_cache_bytes // MIB} MiB"]
         parts += ["not mapped"] * (not asked.mmap) + [asked.task] * (asked.task != "chat")
         return ", ".join(parts)
 
@@ -62,11 +64,13 @@ CELLS: tuple[Cell, ...] = (
     asked_cell(SMOLLM2, 4, 1024, kv_pool_tokens=2048),
     asked_cell(SMOLLM2, 8, 512, "q8_0", mmap=False),
     asked_cell(SMOLLM2, 8, 4096),
+    asked_cell(SMOLLM2, 2, 1024, prompt_cache_bytes=48 * MIB),
     asked_cell(SMOLLM2, 2, 512, task="embed"),
     asked_cell("dense", 1, 2048),
     asked_cell("dense", 1, 4096, "q8_0", mmap=False),
     asked_cell("dense", 4, 2048, mmap=False),
     asked_cell("dense", 8, 4096),
+    asked_cell("dense", 2, 2048, prompt_cache_bytes=64 * MIB),
     asked_cell("moe", 1, 512, mmap=False),
     asked_cell("moe", 1, 8192),
     asked_cell("moe", 2, 4096, "q8_0"),
@@ -78,11 +82,13 @@ CELLS: tuple[Cell, ...] = (
     asked_cell("window", 2, 8192, mmap=False),
     asked_cell("window", 8, 2048, "q8_0", mmap=False),
     asked_cell("window", 4, 16384),
+    asked_cell("window", 2, 2048, "q8_0", prompt_cache_bytes=32 * MIB),
     asked_cell("oss", 2, 4096),
     asked_cell("latent", 2, 4096),
     asked_cell("latent", 4, 1024, "q8_0", mmap=False),
     asked_cell("delta", 1, 2048),
     asked_cell("delta", 4, 2048, mmap=False),
+    asked_cell("delta", 2, 2048, prompt_cache_bytes=32 * MIB),
     asked_cell("long", 1, 32768),
     asked_cell("long", 1, 16384, "q8_0", mmap=False),
     asked_cell("long", 2, 32768, mmap=False),

@@ -18,6 +18,7 @@ import httpx
 import msgspec
 
 from laya.bench.engine_clock import EngineClock, OtherPrograms
+from laya.bench.memory_fill import fill_prompt_cache
 from laya.engines.log import EngineLog
 from laya.engines.process import EngineProcess
 from laya.engines.settings import EngineSettings
@@ -80,7 +81,7 @@ async def drive(model: Path, plan: Plan) -> Driven:
         async with _client(address) as client:
             await _check_settings(client, settings, lines, _maps(engine, model))
             loaded = _peak(engine)
-            load = _Load(client, settings, engine)
+            load = _Load(client, settings, engine, log)
             if settings.task == "embed":
                 await load.embed()
             else:
@@ -154,8 +155,10 @@ def _same(what: str, found: Any, planned: Any) -> None:
 class _Load:
     """The requests of one drive."""
 
-    def __init__(self, client: httpx.AsyncClient, settings: PlannedSettings, engine: EngineProcess) -> None:
-        self.client, self.settings, self.engine = client, settings, engine
+    def __init__(
+        self, client: httpx.AsyncClient, settings: PlannedSettings, engine: EngineProcess, log: EngineLog
+    ) -> None:
+        self.client, self.settings, self.engine, self.log = client, settings, engine, log
         self.clock = EngineClock(engine, settings.n_threads)
         self.deep_bytes = self.all_bytes = 0
         self.speed: Speed | None = None
@@ -169,6 +172,8 @@ class _Load:
         short = await self._generate_together(n_short)
         self.all_bytes = _peak(self.engine)
         other_share = others.share()
+        if settings.prompt_cache_bytes:  # before the answers to a schema, whose tables it could take the place of
+            await fill_prompt_cache(self.client, settings, self.log.run_lines)
         numbers = range(settings.max_num_seqs)
         await asyncio.gather(*(self._answer_to_schema(number) for number in numbers))
         self.speed = Speed(

@@ -21,6 +21,9 @@ WRITE_TIMEOUT_S = 600
 # How often a thread looks before it sleeps at llama.cpp's barriers. OpenMP's default, 300000, stops everything where
 # another program has a core: see docs/log.md.
 BARRIER_SPINS = "1000"
+# What is as large as this is mapped, so that a prompt that left the cache leaves the process too. Left alone, glibc
+# raises the size with each such block, and holes between entries came to a fifth of the cache.
+MAPPED_BYTES = "1048576"
 # The share of a prompt that a sequence must hold to be given it; below, the one that idled longest is. llama.cpp's 0.1
 # gives a new conversation the sequence of another with the same system prompt, while others are free.
 SLOT_PROMPT_SIMILARITY = 0.5
@@ -185,11 +188,16 @@ def _flag(name: str, value: Any) -> list[str]:
     return [long, str(value)]
 
 
-def environment(api_key: str | None = None) -> dict[str, str]:
-    """The child's environment: ours, without secrets it does not need and variables that would steer llama.cpp."""
+def environment(api_key: str | None = None, *, keeps_prompts: bool = False) -> dict[str, str]:
+    """The child's environment: ours, without secrets it does not need and variables that would steer llama.cpp.
+
+    keeps_prompts: the engine has a prompt cache, whose entries come and go.
+    """
     dropped = ("LLAMA_", "LAYA_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     kept.setdefault("GOMP_SPINCOUNT", BARRIER_SPINS)
+    if keeps_prompts:
+        kept.setdefault("MALLOC_MMAP_THRESHOLD_", MAPPED_BYTES)
     return kept if api_key is None else kept | {"LLAMA_API_KEY": api_key}
 
 

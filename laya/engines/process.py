@@ -153,7 +153,7 @@ class EngineProcess:
                 # The model's name is there for whoever reads `ps`.
                 [sys.executable, "-m", CHILD_MODULE, self.settings.engine_name],
                 document=document,
-                environment=_child_environment(),
+                environment=_child_environment(self.settings),
                 on_stdout=self._on_report,
                 on_stderr=self._on_log,
             )
@@ -180,7 +180,7 @@ class EngineProcess:
             params = llamacpp.params(self.settings, self._api_key)
             return common | {"params": params, "threads_file": self.settings.threads_file}
         command = [llamacpp.absolute(self.settings.engine_path), *llamacpp.flags(self.settings)]
-        return common | {"command": command, "environment": llamacpp.environment(self._api_key)}
+        return common | {"command": command, "environment": _engine_environment(self.settings, self._api_key)}
 
     def _on_report(self, line: bytes) -> None:
         """The child's one line: where it listens, or why it gives up."""
@@ -283,8 +283,12 @@ def read_politely(pid: int) -> None:
         psutil.Process(pid).ionice(psutil.IOPRIO_CLASS_BE, value=7)
 
 
-def _child_environment() -> dict[str, str]:
-    environment = llamacpp.environment() | {"PYTHONSAFEPATH": "1"}  # no module from the user's current folder
+def _engine_environment(settings: EngineSettings, api_key: str | None = None) -> dict[str, str]:
+    return llamacpp.environment(api_key, keeps_prompts=settings.planned.prompt_cache_bytes > 0)
+
+
+def _child_environment(settings: EngineSettings) -> dict[str, str]:
+    environment = _engine_environment(settings) | {"PYTHONSAFEPATH": "1"}  # no module from the user's current folder
     root = Path(laya.__file__).resolve().parents[1]
     if root.name not in ("site-packages", "dist-packages"):
         path = environment.get("PYTHONPATH")

@@ -91,6 +91,12 @@ def test_prompt_cache_is_what_was_planned_in_mebibytes(make_settings: MakeSettin
     assert flags[flags.index("--cache-ram") + 1] == "64"
 
 
+def test_prompts_that_left_the_cache_leave_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    assert "MALLOC_MMAP_THRESHOLD_" not in llamacpp.environment()
+    assert llamacpp.environment(keeps_prompts=True)["MALLOC_MMAP_THRESHOLD_"] == str(MIB)
+
+
 def test_args_come_last(make_settings: MakeSettings, some_gguf: Path) -> None:
     assert llamacpp.params(make_settings(some_gguf, args={"warmup": False}), "key")["warmup"] is False
 

@@ -8,10 +8,12 @@ import pytest
 
 from laya.bench.generated_models import generated
 from laya.bench.memory import Cell, asked_cell, measure_cell
+from laya.types import MIB
 
 CELLS = [
     asked_cell("smollm2", 2, 512, "q8_0"),
     asked_cell("dense", 2, 1024, mmap=False),
+    asked_cell("dense", 2, 1024, prompt_cache_bytes=24 * MIB),
     asked_cell("moe", 2, 2048, kv_pool_tokens=2048),
     asked_cell("window", 1, 2048),
     asked_cell("oss", 1, 512),
