@@ -17,20 +17,19 @@ from laya.errors import (
     EngineFailed,
     InvalidRequest,
     LayaError,
-    NotSupported,
 )
 from laya.gateway.body import ParsedBody
-from laya.gateway.endpoint import KINDS_OF
-from laya.gateway.heads import PRIORITY, priority_of
+from laya.gateway.heads import PRIORITY
 from laya.gateway.length import must_count, refuse_hopeless, settle_length
 from laya.gateway.outbox import Outbox
 from laya.gateway.plain import parse
 from laya.gateway.pump import Pump
 from laya.gateway.relay import broke_off
 from laya.gateway.retry import Retries
+from laya.gateway.ruling import names_by_rules, wrong_task
 from laya.gateway.sending import Sending
 from laya.routing import UNKNOWN_MODEL
-from laya.routing.rules import RequestFacts, Rules
+from laya.routing.rules import Rules
 from laya.routing.table import FLAG_STREAMING
 from laya.types import EndpointKind
 
@@ -148,7 +147,7 @@ class Dispatcher:
             tokens = MOST_TOKENS
         start_s = time.perf_counter()
         session, flags = exchange.header_session or parsed.session, FLAG_STREAMING if parsed.wants_stream else 0
-        names = self._names(exchange, parsed, name, session) if self.rules else (name,)
+        names = names_by_rules(self.rules, exchange, parsed, name, session) if self.rules else (name,)
         by_prompt = self.router.names_by_prompt
         for candidate in names:
             blocks = parsed.prefix_blocks() if candidate in by_prompt else b""
@@ -168,33 +167,10 @@ class Dispatcher:
         endpoint = self.fleet.endpoints[index]
         exchange.endpoint = endpoint
         if exchange.kind not in endpoint.kinds:
-            raise self._wrong_task(endpoint, exchange.kind)
+            raise wrong_task(self.fleet, endpoint, exchange.kind)
         if parsed.generates and parsed.max_tokens is None:  # promised and clamped as if the client had said it
             parsed.max_tokens = endpoint.settings.defaults.get("max_tokens")
         return endpoint
-
-    def _names(self, exchange: Exchange, parsed: ParsedBody, name: str, session: str | None) -> tuple[str, ...]:
-        """The models or pools that the rules give this request to, best first."""
-        facts = RequestFacts(
-            model=name,
-            kind=exchange.kind,
-            priority=priority_of(exchange.rule_headers.get(PRIORITY)),
-            headers=exchange.rule_headers,
-            key=exchange.key_name,
-            prompt_tokens=parsed.prompt_bound_tokens,
-            session=session,
-            identity=exchange.request_id.decode("latin-1"),
-        )
-        return self.rules.decide(facts).models
-
-    def _wrong_task(self, endpoint: Endpoint, kind: EndpointKind) -> NotSupported:
-        task = next(task for task, kinds in KINDS_OF.items() if kind in kinds)
-        able = [group[0].model_id for group in self.fleet.groups() if group[0].settings.task == task]
-        hint = f"Models here that do: {', '.join(able)}." if able else f"No model here has `task: {task}`."
-        return NotSupported(
-            f"The model '{endpoint.model_id}' has the task '{endpoint.settings.task}', not '{task}'. {hint}",
-            param="model",
-        )
 
     # 3 admit
     def admit(self, exchange: Exchange, endpoint: Endpoint) -> None:

@@ -103,7 +103,7 @@ def _repeated(ways: int, quantifier: str) -> int:
         return ways + 1
     if quantifier == "+":
         return ways
-    low, comma, high = quantifier.strip("{}").replace(" ", "").partition(",")
+    low, comma, high = "".join(quantifier.strip("{}").split()).partition(",")
     least = int(low[:9] or 0)
     most = int(high[:9]) if high.strip() else least + (1 if comma else 0)
     if not ways:

@@ -114,10 +114,8 @@ class Watch:
 
 
 def _waits_for_first_token(exchange: Exchange, endpoint: Endpoint) -> bool:
-    """Whether the engine streams to us for it and has only its prompt to report of so far."""
+    """Whether an engine that tells how far it is with a prompt has nothing else to tell of it so far."""
     parsed, pool = exchange.parsed, endpoint.pool
     if exchange.connection is None or exchange.first_token_s or exchange.upstream_paused:
         return False
-    if parsed is None or not parsed.generates or pool is None:
-        return False
-    return parsed.wants_stream or not pool.address.cancels_whole
+    return parsed is not None and parsed.generates and pool is not None and not pool.address.cancels_whole

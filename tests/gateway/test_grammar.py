@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from laya.errors import InvalidRequest
@@ -161,6 +161,7 @@ def test_chain_of_rules_is_refused_or_passes() -> None:
     assert ways_of_gbnf("root ::= root | root2\nroot2 ::= root?") == 1
 
 
+@example("{\n}")
 @given(st.text('ab(){}|?*+,09 ."[]\\\n:=#-'))
 def test_any_text_has_its_ways(text: str) -> None:
     assert ways_of_pattern(text) >= 1 and ways_of_gbnf("root ::= " + text) >= 1

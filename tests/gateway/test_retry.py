@@ -158,3 +158,15 @@ async def test_plain_lane_obeys_breakers_and_gives_verdicts(tmp_path: Path) -> N
         assert {await ask_anew(gate) for _ in range(40)} == {200}
         assert breaker(gate, 0) == CLOSED
         await gate.settled()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_request_of_the_plain_lane_is_served_by_the_other_replica(tmp_path: Path, stream: bool) -> None:
+    async with front(tmp_path, cancels_whole=True, model={"replicas": 2}) as gate:
+        for _ in range(16):  # connections to both are kept, so that requests go straight through
+            assert await ask_anew(gate) == 200
+        gate.engines[0].script = breaks_off if stream else fails
+        assert await ask_of(gate, 0, stream=stream) == 200
+        assert gate.engines[0].bodies[-1] == gate.engines[1].bodies[-1]
+        assert gate.stats.retries == {"stub": 1}
+        assert await gate.settled() == {"served": 17}
