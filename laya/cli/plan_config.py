@@ -28,13 +28,18 @@ class WholePlan(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, str]  # model -> why it has no plan
     error_codes: list[int]  # the exit code of each
     pinned: list[str]
+    replicas: dict[str, int]  # engines of each model; its plan is that of one of them
     together: list[tuple[str, ...]]
     meetings: list[Meeting]
 
     @property
     def fits(self) -> bool:
-        """Whether each model fits alone."""
+        """Whether each model fits alone, with one engine at least."""
         return not self.errors and all(plan.fits for plan in self.plans.values())
+
+    def need_bytes(self, name: str) -> int:
+        """Of all engines of a model together."""
+        return self.plans[name].need_bytes * self.replicas[name]
 
     @property
     def exit_code(self) -> int:
@@ -54,7 +59,7 @@ def whole_plan(asking: Asking, budget: Budget, rates: MachineRates | None) -> Wh
     for name in names:
         try:
             subjects[name] = subject_named(name, asking)
-            plans[name] = subjects[name].plan(budget, rates)
+            plans[name] = _plan_of_one(subjects[name], config.for_model(name).replicas, budget, rates)
         except LayaError as error:
             errors[name] = error
 
@@ -62,8 +67,10 @@ def whole_plan(asking: Asking, budget: Budget, rates: MachineRates | None) -> Wh
         return subjects[name].plan(msgspec.structs.replace(budget, bytes=n_bytes), rates)
 
     pinned = [name for name in plans if config.for_model(name).pinned]
-    needs = {name: plan.need_bytes for name, plan in plans.items() if plan.fits}
+    replicas = {name: config.for_model(name).replicas for name in plans}
+    needs = {name: plan.need_bytes * replicas[name] for name, plan in plans.items() if plan.fits}
     return WholePlan(
+        replicas=replicas,
         plans=plans,
         errors={name: error.message for name, error in errors.items()},
         error_codes=[error.exit_code for error in errors.values()],
@@ -71,6 +78,13 @@ def whole_plan(asking: Asking, budget: Budget, rates: MachineRates | None) -> Wh
         together=coexisting(needs, budget.bytes),
         meetings=meetings(plans, pinned, budget.bytes, plan_in),
     )
+
+
+def _plan_of_one(subject: Subject, n_engines: int, budget: Budget, rates: MachineRates | None) -> Plan:
+    """Of the first of so many engines: in its share of the memory where it fits there, else in all of it."""
+    share = msgspec.structs.replace(budget, bytes=budget.bytes // n_engines)
+    plan = subject.plan(share, rates)
+    return plan if plan.fits or n_engines == 1 else subject.plan(budget, rates)
 
 
 def whole_fields(whole: WholePlan, budget: Budget) -> dict[str, Any]:
@@ -96,7 +110,8 @@ def show_whole(console: Console, whole: WholePlan, budget: Budget, notes: tuple[
         fits = "[green]yes[/]" if plan.fits else "[bold red]no[/]"
         settings = f"{plan.settings.max_num_seqs} x {plan.settings.max_seq_len} {plan.settings.kv_cache_dtype}"
         pinned = "pinned" if name in whole.pinned else ""
-        table.add_row(shown(name), size_text(plan.need_bytes), fits, settings, pinned)
+        each = f"{whole.replicas[name]} x " if whole.replicas[name] > 1 else ""
+        table.add_row(shown(name), each + size_text(plan.need_bytes), fits, settings, pinned)
     print_table(console, table)
     for name, error in whole.errors.items():
         console.print(f" [red]{shown(name)}[/]: {shown(error)}", soft_wrap=True)
@@ -110,7 +125,7 @@ def show_whole(console: Console, whole: WholePlan, budget: Budget, notes: tuple[
 def _show_together(console: Console, whole: WholePlan) -> None:
     sets = [chosen for chosen in whole.together if len(chosen) > 1]
     for chosen in sets:
-        total = sum(whole.plans[name].need_bytes for name in chosen)
+        total = sum(map(whole.need_bytes, chosen))
         console.print(f" together  {' + '.join(map(shown, chosen))}   {size_text(total)}", soft_wrap=True)
     if not sets and len(whole.plans) > 1:
         console.print(" together  no two of them with these settings")

@@ -243,6 +243,20 @@ def test_whole_config_says_what_coexists_and_what_makes_way(
         assert words in text
 
 
+def test_whole_config_counts_each_replica(laya_plan: Any, make_gguf: MakeGguf, tmp_path: Path) -> None:
+    path = make_gguf()
+    config = tmp_path / "config.yaml"
+    config.write_text(f"models: {{a: {{source: {path}, replicas: 2}}, b: {{source: {path}}}}}\n")
+    code, text = laya_plan("--config", config, "--memory-budget", "8GiB", "--json")
+    seen = json.loads(text)
+    assert code == 0 and seen["replicas"] == {"a": 2, "b": 1}
+    need = {name: sum(device["total_bytes"] for device in plan["devices"]) for name, plan in seen["plans"].items()}
+    between = need["a"] + need["b"] + need["a"] // 2
+    code, text = laya_plan("--config", config, "--memory-budget", f"{between}", "--json")
+    assert ["a", "b"] not in [sorted(chosen) for chosen in json.loads(text)["together"]]
+    assert "2 x " in laya_plan("--config", config, "--memory-budget", "8GiB")[1]
+
+
 def test_speed_is_told_where_it_was_measured(laya_plan: Any, make_gguf: MakeGguf, tmp_path: Path) -> None:
     seen = json.loads(laya_plan(make_gguf(), "--json")[1])
     assert seen["speed"] == {"estimate": None, "why": "not measured: `laya doctor` measures this machine once"}
