@@ -23,6 +23,7 @@ OPS_PER_LAYER, OPS_PER_EXPERT_LAYER = 28, 44
 ENTRY_S = (4e-9, 12e-9)  # per vocabulary entry and sequence: the sampler's pass
 STEP_S = (10e-6, 200e-6)  # per step and sequence: slot, text, event
 PROMPT_S = (0.3e-3, 10e-3)  # per request: parsing, template, tokens
+ALONE = 0.75  # of the seconds of a lone token: a kernel that takes more for each of many shares nothing between them
 # What no formula sees: other programs, the clock of the processor, pages of 4 KiB.
 BEST, WORST = 0.75, 1.4
 
@@ -187,11 +188,18 @@ def _attention_s(
 def _batch_attention_s(
     facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, kept: float, n_tokens: float
 ) -> float:
-    """Seconds one thread attends with each token of a prompt, so many at once, over the tokens kept, in all layers."""
-    return sum(
-        n_head * _seen(layer, kept) * rates.attended_s(settings.kv_cache_dtype, _width(layer), n_tokens)
-        for layer, n_head in zip(facts.shape.layers, facts.shape.n_head, strict=False)
-    )
+    """Seconds one thread attends with each token of a prompt, so many at once, over the tokens kept, in all layers.
+
+    A kernel that computes less for each of many tokens goes over the cache once for several; another one waits for each.
+    """
+    total, element_bytes = 0.0, _kv_element_bytes(settings)
+    for layer, n_head in zip(facts.shape.layers, facts.shape.n_head, strict=False):
+        seen, row_bytes = _seen(layer, kept), (layer.head_k + layer.head_v) * element_bytes
+        one, each = (rates.attended_s(settings.kv_cache_dtype, _width(layer), n) for n in (1, n_tokens))
+        if each > ALONE * one:
+            each += row_bytes * rates.kept_byte_wait_s(layer.n_head_kv, seen * layer.n_head_kv * row_bytes)
+        total += n_head * seen * each
+    return total
 
 
 def _width(layer: LayerShape) -> float:
