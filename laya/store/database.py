@@ -7,9 +7,12 @@ case in which a conversation must not be lost, and one sync per message costs no
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import peewee
 
@@ -48,6 +51,10 @@ class Tables:
                     self._database.execute_sql(statement)  # type: ignore[no-untyped-call]
             self._database.user_version = len(MIGRATIONS)
 
+    def _writing(self) -> Any:
+        """A transaction that writes: it waits for its turn before it reads, since it could not afterwards."""
+        return self._database.atomic("IMMEDIATE")
+
     @contextlib.contextmanager
     def _faults(self) -> Iterator[None]:
         """SQLite's and the file system's faults as StoreError, with the file's name."""
@@ -60,11 +67,17 @@ class Tables:
 
 
 def _make_private(path: Path) -> None:
-    """An existing or new file that only its owner can read; SQLite gives its WAL the same mode."""
+    """An existing or new file that only its owner can read; SQLite gives its WAL the same mode.
+
+    A file that is there is never opened here: closing it would drop the locks that this process's connections hold on
+    it, and another process, seeing none, would clear away the WAL under them.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if os.fstat(file).st_mode & 0o077:
-            os.fchmod(file, 0o600)
-    finally:
-        os.close(file)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
+        if mode & 0o077:
+            path.chmod(0o600)

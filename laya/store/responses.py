@@ -110,7 +110,7 @@ class ResponseTables(Tables):
         total = peewee.fn.SUM(_TurnRow.n_bytes)
         last_s = peewee.fn.MAX(_TurnRow.created_s)
         query = _TurnRow.select(_TurnRow.root_id, last_s, total).group_by(_TurnRow.root_id).order_by(last_s.desc())
-        with self._faults(), self._database.atomic():
+        with self._faults(), self._writing():
             held_bytes, gone = 0, []
             for root_id, used_s, n_bytes in query.tuples().execute(self._database):
                 held_bytes += int(n_bytes)

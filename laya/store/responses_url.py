@@ -52,6 +52,9 @@ class PostgresResponses(ResponseTables):
                 for statement in RESPONSES:
                     self._database.execute_sql(statement)  # type: ignore[no-untyped-call]
 
+    def _writing(self) -> Any:
+        return self._database.atomic()
+
     @contextlib.contextmanager
     def _faults(self) -> Iterator[None]:
         """PostgreSQL's faults as StoreError; a connection that broke is opened anew by the next call."""

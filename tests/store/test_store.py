@@ -27,6 +27,10 @@ for n in range(10_000):
     print(store.append_message(conversation_id, "user", f"message {n}"), flush=True)
 """
 OPENER = "import sys; from pathlib import Path; from laya.store import Store; Store(Path(sys.argv[1])).latest()"
+READER = (
+    "import sys; from pathlib import Path; from laya.store import Store\n"
+    "for each in Store(Path(sys.argv[1])).conversations(): print(each.title)"
+)
 
 
 def mode(path: Path) -> int:
@@ -196,3 +200,17 @@ def test_store_takes_text_with_halves_of_characters(tmp_path: Path) -> None:
         kept = store.conversation(conversation_id)
         assert (kept.model, kept.title) == ("n\ufffd", "t\ufffd")
         assert store.messages(conversation_id)[0].content == "\ufffd\ufffd caf\u00e9"
+
+
+def test_store_opened_twice_in_a_process_loses_nothing_to_another(tmp_path: Path) -> None:
+    """Closing any descriptor of a file drops all locks that its process holds on it: no other may think it is alone."""
+    path = tmp_path / "laya.db"
+    with Store(path) as held:
+        held.create_conversation("m", "first")
+        with Store(path):
+            pass
+        for title in ("second", "third"):
+            subprocess.run([sys.executable, "-c", OPENER, str(path)], check=True)
+            held.create_conversation("m", title)
+        seen = subprocess.run([sys.executable, "-c", READER, str(path)], check=True, capture_output=True, text=True)
+        assert seen.stdout.split() == ["third", "second", "first"]
