@@ -190,7 +190,7 @@ def _batch_attention_s(
 ) -> float:
     """Seconds one thread attends with each token of a prompt, so many at once, over the tokens kept, in all layers.
 
-    A kernel that computes less for each of many tokens goes over the cache once for several; another one waits for each.
+    A kernel that computes less for each of many goes over the cache once for several; another one waits for each token.
     """
     total, element_bytes = 0.0, _kv_element_bytes(settings)
     for layer, n_head in zip(facts.shape.layers, facts.shape.n_head, strict=False):
