@@ -35,7 +35,8 @@ class PlainBody {
     // What the conversation's next turn begins with: the messages without the bracket that closes them.
     std::string_view prompt() const noexcept {
         const std::string_view messages = members_[MESSAGES].value;
-        return messages.substr(0, messages.find_last_not_of(" \n\r\t", messages.size() - 2) + 1);
+        const std::size_t last = messages.size() - 2;
+        return messages.substr(0, (messages[last] == '}' ? last : messages.find_last_not_of(" \n\r\t", last)) + 1);
     }
 
     // The body without the members of `replaced`, keys in quotes, each followed by a comma, and with `added`, members
