@@ -113,10 +113,13 @@ def _say(status: dict[str, Any], as_json: bool) -> None:
 def logs(
     model: Model,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
+    replica: Annotated[int, typer.Option("--replica", help="Which engine, of a model that has several.")] = 1,
 ) -> None:
     """Show what a model's engine wrote."""
     is_empty = True
-    for piece in ServerClient().stream_text(f"/admin/models/{model}/logs", {"follow": str(follow).lower()}):
+    for piece in ServerClient().stream_text(
+        f"/admin/models/{model}/logs", {"follow": str(follow).lower(), "replica": str(replica)}
+    ):
         is_empty = is_empty and not piece
         # an engine writes the texts of a model's file as they are; a file or a program gets every byte
         sys.stdout.write(printable_lines(piece) if sys.stdout.isatty() else piece)

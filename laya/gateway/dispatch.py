@@ -176,7 +176,10 @@ class Dispatcher:
     def admit(self, exchange: Exchange, endpoint: Endpoint) -> None:
         if endpoint.pool is None:
             endpoint.enqueue(exchange)
-            self.fleet.wake(endpoint)  # 4 ready: the queue is pumped when the engine is there
+            if endpoint.is_replica:
+                self.fleet.together.leave_to_others(endpoint)
+            if endpoint.queue:
+                self.fleet.wake(endpoint)  # 4 ready: the queue is pumped when the engine is there
         elif must_count(exchange, endpoint):
             refuse_hopeless(exchange, endpoint)
             endpoint.check_queue()

@@ -170,3 +170,19 @@ async def test_request_of_the_plain_lane_is_served_by_the_other_replica(tmp_path
         assert gate.engines[0].bodies[-1] == gate.engines[1].bodies[-1]
         assert gate.stats.retries == {"stub": 1}
         assert await gate.settled() == {"served": 17}
+
+
+async def test_request_whose_engine_dies_while_it_is_counted_goes_to_the_other_one(tmp_path: Path) -> None:
+    planned = {"max_seq_len": 2000, "slot_tokens": 2048}  # padded: the prompt's tokens are asked for
+    async with front(tmp_path, model={"replicas": 2}, planned=planned) as gate:
+        fleet, dying = gate.gateway.fleet, gate.endpoints[0]
+        gate.supervisor.dead.add(dying.name)
+
+        def count(body: object) -> int:
+            fleet.engine_changed(dying.name, "failed", None)
+            return 9
+
+        gate.engines[0].count_of = count
+        assert await ask_of(gate, 0) == 200
+        assert [len(engine.calls) for engine in gate.engines] == [0, 1]
+        assert await gate.settled() == {"served": 1}
