@@ -94,6 +94,9 @@ def test_ps_tells_how_many_are_ready(
     with contextlib.suppress(SystemExit):
         main(["ps"])
     assert "ready 2/2" in capsys.readouterr().out
+    with contextlib.suppress(SystemExit):
+        main(["logs", "smollm2", "--replica", "2"])
+    assert f"engine for {MODEL}#2 started" in capsys.readouterr().out
 
 
 def test_kill_of_one_replica_under_load_fails_no_request_that_had_not_begun(pair: Serving) -> None:
@@ -140,6 +143,7 @@ def test_stopped_engine_is_found_killed_and_started_anew_while_the_other_serves(
     name = next(name for name in was if is_running(name))
     os.kill(was[name]["pid"], signal.SIGSTOP)
     until(lambda: events(pair, "engine_stuck"))
+    assert model_state(pair)["state"] == "degraded"
     thread.join(40)
     assert any("is stuck: it has not answered" in line for line in lines)
     assert ask(pair, 7, 4).status_code == 200, "by the other one"
