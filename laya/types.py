@@ -145,6 +145,7 @@ class EngineAddress(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     api_key: str | None
     keeps_streams: bool = True  # False: it closes the connection after a streamed answer, whatever its headers say
+    has_slots: bool = False  # True: a request may name its sequence, and what is cached there is reused by default
     answers_kept: int = 10_000  # answers after which a kept connection is retired, before the engine closes it
     cancels_whole: bool  # True: a whole (non-streamed) answer is cancelled when the client leaves, so it is relayed raw
 

@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from laya.config import Config, load_config
+from laya.config.api_key import ApiKey
 from laya.config.reference import SCHEMA_PATH, example, json_schema, with_key_tables
 from laya.config.routing import RouteRule, RoutingConfig
-from laya.config.schema import ApiKey, MemoryConfig, ModelConfig, SamplingDefaults, ServerConfig
+from laya.config.schema import MemoryConfig, ModelConfig, SamplingDefaults, ServerConfig
 
 ROOT = Path(__file__).parent.parent
 REWRITE = "run: python -m laya.config.reference"

@@ -3,12 +3,12 @@
 Knows no room: rooms take their own section. Zero config works: `Config()` is a complete configuration.
 """
 
+from laya.config.api_key import ApiKey
 from laya.config.flags import parse_engine_flags
 from laya.config.load import load_config, parse_settings
 from laya.config.places import data_dir
 from laya.config.resolve import ResolvedModel, with_settings
 from laya.config.schema import (
-    ApiKey,
     Config,
     MemoryConfig,
     ModelConfig,

@@ -8,11 +8,12 @@ from typing import Any, TypeVar, get_args
 import msgspec
 from msgspec import inspect
 
+from laya.config.api_key import ApiKey
 from laya.config.document import Document, KeyPath, dotted, shown
 from laya.config.foreign import foreign_key
 from laya.config.key_entries import key_entries
 from laya.config.routing import RoutingConfig
-from laya.config.schema import ApiKey, Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
+from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
 from laya.config.store import StoreConfig
 from laya.config.units import MAX_BYTES, check_budget, parse_bytes, parse_cache, parse_duration, parse_limit
 from laya.errors import ConfigError, nearest

@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 
-from laya.config.schema import ApiKey
+from laya.config.api_key import ApiKey
 from laya.config.units import parse_duration, parse_moment
 from laya.errors import ConfigError
 from laya.types import KeyGrant

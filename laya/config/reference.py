@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from laya.config.api_key import ApiKey
 from laya.config.convert import describe
 from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
 from laya.config.routing import RouteRule, RoutingConfig
-from laya.config.schema import ApiKey, Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
+from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
 from laya.config.store import StoreConfig
 from laya.config.units import BUDGET_PATTERN, BYTES_PATTERN, CACHE_PATTERN, DURATION_PATTERN
 from laya.types import MIB

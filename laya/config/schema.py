@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from laya.config.api_key import ApiKey
 from laya.config.routing import RoutingConfig
 from laya.config.store import StoreConfig
 from laya.config.units import parse_budget
-from laya.types import MIB, KeyRole, RoutePolicy, Task
+from laya.types import MIB, RoutePolicy, Task
 
 if TYPE_CHECKING:
     from laya.config.resolve import ResolvedModel
@@ -29,7 +30,6 @@ Limit = Annotated[int, Meta(extra={"unit": "limit"}, extra_json_schema={"x-unit"
 CacheSize = Annotated[int, Meta(ge=0, extra={"unit": "cache"}, extra_json_schema={"x-unit": "cache"})]
 Budget = Annotated[str | int | None, Meta(extra={"unit": "budget"}, extra_json_schema={"x-unit": "budget"})]
 Seconds = Annotated[float, Meta(gt=0)]
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
@@ -219,24 +219,6 @@ class ModelConfig(ModelSettings, kw_only=True, forbid_unknown_fields=True):
     aliases: Annotated[list[str], Meta(description="Other names a request may use.")] = []
 
 
-class ApiKey(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """An API key, known by its hash only, and what it may do."""
-
-    name: Annotated[str, Meta(min_length=1, description="Who uses the key; shown in logs and metrics.")]
-    sha256: Annotated[Sha256, Meta(description="SHA-256 of the key, as `laya config hash-key` prints it.")]
-    key_file: Annotated[
-        str | None, Meta(description="File that holds the key, such as a mounted secret; read at the start.")
-    ] = None
-    role: Annotated[KeyRole, Meta(description="user: inference; metrics: /metrics alone; admin: everything.")] = "admin"
-    models: Annotated[list[str], Meta(description="Models that the key may use. None = all.")] = []
-    expires: Annotated[
-        str | None, Meta(description="Last day on which it works, such as 2027-01-31, or 2027-01-31T18:00Z.")
-    ] = None
-    max_concurrent: Annotated[Count | None, Meta(description="Requests at once, waiting ones too.")] = None
-    requests_per_minute: Annotated[Count | None, Meta(description="Requests in a minute.")] = None
-    tokens_per_minute: Annotated[Count | None, Meta(description="Tokens of prompts and answers in a minute.")] = None
-
-
 class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The port, who may use it, and how long a slow client is waited for."""
 
@@ -245,6 +227,9 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     api_keys: Annotated[
         list[ApiKey], Meta(description="Keys by hash, beside those of `laya key`. None of either = loopback only.")
     ] = []
+    share_prompt_cache: Annotated[
+        bool, Meta(description="Let keys reuse each other's cached prompts: faster, but how fast tells what was asked.")
+    ] = False
     max_body_bytes: Annotated[Bytes, Meta(description="Largest request body: bytes, or 16MiB.")] = 16 * MIB
     header_timeout_s: Annotated[Seconds, Meta(description="Seconds a client may take to send a request's head.")] = 10
     body_timeout_s: Annotated[Seconds, Meta(description="Seconds a client may take to send a request's body.")] = 30

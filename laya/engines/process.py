@@ -208,7 +208,13 @@ class EngineProcess:
         assert self._listening is not None
         host, _, port = (await self._listening).rpartition(":")
         address = EngineAddress(
-            host=host, port=int(port), api_key=self._api_key, cancels_whole=False, keeps_streams=False, answers_kept=90
+            host=host,
+            port=int(port),
+            api_key=self._api_key,
+            cancels_whole=False,
+            keeps_streams=False,
+            answers_kept=90,
+            has_slots=True,
         )
         try:
             await until_it_answers(address, self.settings.planned.task)

@@ -23,6 +23,7 @@ from laya.types import EndpointKind, EngineAddress, Plan, PlannedSettings, Task
 
 if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
+    from laya.gateway.slots import Slots
 
 KINDS_OF: dict[Task, frozenset[EndpointKind]] = {
     "chat": frozenset({EndpointKind.CHAT, EndpointKind.COMPLETION}),
@@ -56,6 +57,7 @@ class Endpoint:
         self.pool: UpstreamPool | None = None
         self.planned: PlannedSettings | None = None
         self.admission: Admission | None = None
+        self.slots: Slots | None = None  # the engine's sequences, where keys are kept apart in them
         self.queue: deque[Exchange] = deque()
         self.has_failed = False  # its last engine ended by itself
         self.stuck: str | None = None  # what its engine does not do any more, in words
@@ -123,7 +125,7 @@ class Endpoint:
             self.pool.close()
         if self._lane is not None:
             self._lane.close(self.index)
-        self.pool = self.planned = self.admission = None
+        self.pool = self.planned = self.admission = self.slots = None
 
     async def drained(self) -> None:
         """Return when no request is in flight; whoever waits for that sets the deadline."""
@@ -208,6 +210,8 @@ class Endpoint:
         if exchange.admission is not None:
             exchange.admission.release(exchange.reserved_seqs, exchange.reserved_tokens)
             exchange.admission = None
+        if exchange.slot is not None:
+            exchange.slot.release(exchange)
         if exchange in self.live:
             self.live.remove(exchange)
             if not self.live:

@@ -37,6 +37,8 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
         changes |= look_back(head, changes, planned.max_seq_len)
     if parsed.wants_stream or not pool.address.cancels_whole:
         changes |= _STREAM_FIELDS
+    if endpoint.slots is not None:
+        changes |= endpoint.slots.fields_for(exchange, endpoint.live)
     max_tokens = parsed.max_tokens
     if max_tokens is None and planned.kv_unified:
         max_tokens = endpoint.settings.default_max_tokens

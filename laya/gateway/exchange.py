@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from laya.gateway.dispatch import Dispatcher
     from laya.gateway.endpoint import Endpoint
     from laya.gateway.protocol import LayaProtocol
+    from laya.gateway.slots import Slot
     from laya.gateway.upstream import UpstreamConnection
     from laya.memory import Admission
 
@@ -65,6 +66,7 @@ class Exchange(Answering):
     endpoint: Endpoint | None = None
     connection: UpstreamConnection | None = None
     stream = 0  # its number in the native pump, while it flows there
+    slot: Slot | None = None  # the engine's sequence that it was given, where keys are kept apart
     upstream_body = b""
     taken = b""  # the request as it came, where the plain lane took it
     admission: Admission | None = None  # where its reservation is held

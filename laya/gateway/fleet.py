@@ -27,6 +27,7 @@ from laya.gateway.relief import Relief
 from laya.gateway.replicas import Replicas
 from laya.gateway.room import Room
 from laya.gateway.shown import Shown
+from laya.gateway.slots import slots_of
 from laya.gateway.threads import Threads
 from laya.gateway.watch import Watch
 from laya.memory import Budget, Machine
@@ -242,6 +243,7 @@ class Fleet(Shown):
         plan = self.plans[endpoint.name]
         template = endpoint.settings.chat_template or self.files[endpoint.model_id].chat_template or ""
         endpoint.open(address, plan, template_bytes=max(len(template.encode()), 1024))
+        endpoint.slots = None if self.config.server.share_prompt_cache else slots_of(address, plan.settings)
         self.router.set_capacity(endpoint.index, plan.settings.max_num_seqs, plan.settings.kv_pool_tokens)
         self.loading.post_measured()
         self.together.choose_eligible(endpoint)

@@ -260,6 +260,7 @@ async def front(
     script: Script = hello,
     *,
     cancels_whole: bool = False,
+    has_slots: bool = False,
     max_num_seqs: int = 4,
     loaded: bool = True,
     keys: bool = True,
@@ -278,7 +279,9 @@ async def front(
     for engine in engines:
         await engine.start()
     addresses = [
-        EngineAddress(host="127.0.0.1", port=engine.port, api_key="engine-key", cancels_whole=cancels_whole)
+        EngineAddress(
+            host="127.0.0.1", port=engine.port, api_key="engine-key", cancels_whole=cancels_whole, has_slots=has_slots
+        )
         for engine in engines
     ]
     config = msgspec.structs.replace(_config(server or {}, keys), routing=routing or RoutingConfig())
