@@ -24,7 +24,8 @@ constexpr std::size_t READ_BYTES = 64 * 1024;
 constexpr int EVENTS_A_ROUND = 64;
 constexpr std::uint64_t STOP = 0;  // no stream's id
 
-// Rounds follow each other no closer: what comes meanwhile is read, and written, together. A lone chunk never waits.
+// Rounds of tokens follow each other no closer: what comes meanwhile is read, and written, together. A lone token never
+// waits.
 constexpr std::chrono::microseconds ROUND_TIME{100};
 
 int checked(int result, const char* what) {
@@ -180,17 +181,21 @@ void StreamPump::leave(std::uint64_t id, Stream& stream, Back& back) {
     left_.push_back(std::move(back));
 }
 
-void StreamPump::relay(std::uint64_t id) {
+// Whether it goes on as it did: neither began nor left.
+bool StreamPump::relay(std::uint64_t id) {
     const auto stream = find(id);
     if (stream == nullptr) {
-        return;
+        return true;
     }
     const std::lock_guard lock(stream->mutex);
+    const bool had_head = stream->has_head;
     Back back;
     if (!stream->is_over && !step(*stream, back)) {
         leave(id, *stream, back);
         ring(left_fd_);
+        return false;
     }
+    return had_head;
 }
 
 // One read and at most one write. False where the stream is to leave.
@@ -275,7 +280,9 @@ void StreamPump::run() {
             if (id == STOP) {
                 return;
             }
-            relay(id);
+            if (!relay(id)) {
+                last_round = {};  // somebody waits for what comes next
+            }
         }
     }
 }

@@ -69,7 +69,7 @@ class StreamPump {
     using Clock = std::chrono::steady_clock;
 
     void run();
-    void relay(std::uint64_t id);
+    bool relay(std::uint64_t id);
     void leave(std::uint64_t id, Stream& stream, Back& back);
     bool step(Stream& stream, Back& back);
     bool pass_on(Stream& stream, Cut cut, Back& back);

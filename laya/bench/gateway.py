@@ -1,8 +1,10 @@
 """Owns: `laya bench gateway`: what passing through Laya adds, against the same stub engine asked directly, in one run.
 
-Stub engine, gateway and load generator are three processes on this machine's cores. Runs alternate (direct, through
-Laya, direct, ...) and each ratio is the median over the pairs, since machines are shared and noisy. Three rows: a whole
-answer relayed raw, a whole answer assembled from a stream (how llama.cpp is asked), and a stream of 64 chunks.
+Stub engine, gateway and load generator are three processes on this machine's cores, the first and the last native. Runs
+alternate (direct, through Laya, through another gateway, direct, ...) and each ratio is the median over the pairs, as
+machines are shared and noisy. Rows: a whole answer relayed raw; one assembled from a stream (how llama.cpp is asked);
+a stream of 64 chunks written one by one, where the stub is what bounds everybody; and the same with 16 chunks to a
+write, where the stub gives several times what any gateway relays.
 """
 
 from __future__ import annotations
@@ -18,19 +20,39 @@ from operator import sub, truediv
 from typing import Any, NamedTuple
 
 import psutil
-import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from laya._core import drive_load
 from laya.bench import peers
 from laya.bench.hardware import hardware
-from laya.bench.load import LoadResult, drive, request_bytes
+from laya.bench.load import LoadResult, request_bytes
 from laya.bench.stub_gateway import KEY
 
 PATH = "/v1/chat/completions"
-WARM_UP = 200  # requests that `drive` sends before it counts
+MOST_EVENTS_ASKED = 17  # that every stream of the rows has at least
 SLOW = {"litellm": 200}  # asked so many times less: it answers some forty requests a second
 MESSAGES = [{"role": "system", "content": "You are helpful."}, {"role": "user", "content": "Say hello to the stub."}]
+
+
+class Row(NamedTuple):
+    """What is asked, and over how many connections."""
+
+    name: str
+    connections: tuple[int, ...]
+    stream: bool = False
+    assembled: bool = False
+    chunks: int = 64
+    chunks_a_write: int = 1
+    share: float = 1.0  # of the requests of a plain row
+
+
+ROWS = (
+    Row("whole, relayed raw", (1, 8, 64)),
+    Row("whole, assembled from 16 chunks", (1, 8), assembled=True, chunks=16, share=0.5),
+    Row("stream of 64 chunks", (1, 8), stream=True, share=0.4),
+    Row("stream of 64 chunks, 16 a write", (8,), stream=True, chunks_a_write=16, share=0.5),
+)
 
 
 class Side(NamedTuple):
@@ -62,40 +84,47 @@ def process(*argv: str) -> Iterator[tuple[int, psutil.Process]]:
         yield int(said["port"]), child
 
 
-def measure(
-    row: dict[str, Any], n_connections: int, n_requests: int, n_pairs: int, against: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """One row of the table: medians over rounds in which every target has its turn."""
-    streams = row["stream"]
-    body = {"model": "stub", "messages": MESSAGES, "stream": streams}
-    flags = ["--assembled"] if row["assembled"] else []
+def measure(row: Row, n_requests: int, n_pairs: int, against: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """The rows of one kind: medians over rounds in which every target has its turn."""
+    n_asked = max(20, int(n_requests * row.share))
+    body = {"model": "stub", "messages": MESSAGES, "stream": row.stream}
+    flags = ["--assembled"] if row.assembled else []
+    shape = ["--chunks", str(row.chunks), "--chunks-a-write", str(row.chunks_a_write)]
+    results = []
     with ExitStack() as stack:
-        engine_port, _ = stack.enter_context(process("laya.bench.stub_engine", "--chunks", str(row["chunks"])))
+        engine_port, _ = stack.enter_context(process("laya.bench.native_stub", *shape))
         gateway = process("laya.bench.stub_gateway", "--engine-port", str(engine_port), *flags)
-        targets = {"direct": (engine_port, None), "laya": stack.enter_context(gateway)}
+        targets: dict[str, tuple[int, psutil.Process | None]] = {"direct": (engine_port, None)}
+        targets["laya"] = stack.enter_context(gateway)
         for name in against:
             targets[name] = stack.enter_context(peers.running(name, engine_port))
-        direct_body = body | ({"stream": True} if row["assembled"] else {})
-        sides: dict[str, list[Side]] = {name: [] for name in targets}
-        for _ in range(n_pairs):
-            for name, (port, child) in targets.items():
-                request = request_bytes(port, PATH, direct_body if name == "direct" else body, KEY)
-                is_stream = streams or (name == "direct" and row["assembled"])
-                n_asked = max(20, n_requests // SLOW.get(name, 1))
-                before_s = peers.cpu_s(child) if child else 0.0
-                run = uvloop.run(
-                    drive(port, request, n_requests=n_asked, n_connections=n_connections, streams=is_stream)
-                )
-                spent_s = peers.cpu_s(child) - before_s if child else 0.0
-                sides[name].append(Side(run, spent_s * 1e6 / (n_asked + WARM_UP)))
-                if run.n_failed or run.n_requests != n_asked:
-                    raise SystemExit(
-                        f"{row['name']}, {name}: {run.n_failed} of {run.n_requests} answers were not right"
-                    )
-    return _summary(row, n_connections, n_requests, sides)
+        for n_connections in row.connections:
+            sides: dict[str, list[Side]] = {name: [] for name in targets}
+            for _ in range(n_pairs):
+                for name, (port, child) in targets.items():
+                    is_stream = row.stream or (name == "direct" and row.assembled)
+                    request = request_bytes(port, PATH, body | {"stream": is_stream}, KEY)
+                    n = max(n_connections, n_asked // SLOW.get(name, 1))
+                    sides[name].append(_side(f"{row.name}, {name}", port, child, request, n, n_connections, is_stream))
+            results.append(_summary(row, n_connections, n_asked, sides))
+    return results
 
 
-def _summary(row: dict[str, Any], n_connections: int, n_requests: int, sides: dict[str, list[Side]]) -> dict[str, Any]:
+def _side(
+    what: str, port: int, child: psutil.Process | None, request: bytes, n: int, n_connections: int, is_stream: bool
+) -> Side:
+    """One run, after a tenth of it that is not counted. Exits where an answer was not right."""
+    n_events = MOST_EVENTS_ASKED if is_stream else 0
+    drive_load(port, request, max(n_connections, n // 10), n_connections, is_stream, n_events)
+    before_s = peers.cpu_s(child) if child else 0.0
+    seconds, n_failed, latencies_us = drive_load(port, request, n, n_connections, is_stream, n_events)
+    spent_s = peers.cpu_s(child) - before_s if child else 0.0
+    if n_failed or len(latencies_us) != n:
+        raise SystemExit(f"{what}: {n_failed} of {n} answers were not right")
+    return Side(LoadResult(n, n_failed, seconds, latencies_us), spent_s * 1e6 / n)
+
+
+def _summary(row: Row, n_connections: int, n_requests: int, sides: dict[str, list[Side]]) -> dict[str, Any]:
     def of(name: str, figure: Callable[[Side], float]) -> list[float]:
         return [figure(side) for side in sides[name]]
 
@@ -108,8 +137,8 @@ def _summary(row: dict[str, Any], n_connections: int, n_requests: int, sides: di
     def per_s(side: Side) -> float:
         return side.run.per_s
 
-    summary = {
-        "row": row["name"],
+    summary: dict[str, Any] = {
+        "row": row.name,
         "connections": n_connections,
         "requests": n_requests,
         "pairs": len(sides["laya"]),
@@ -122,29 +151,28 @@ def _summary(row: dict[str, Any], n_connections: int, n_requests: int, sides: di
         "throughput_ratio": round(paired("direct", per_s, truediv), 3),
         "gateway_cpu_us_per_request": round(statistics.median(of("laya", lambda side: side.cpu_us)), 1),
     }
+    fastest = max(statistics.median(of(name, per_s)) for name in sides.keys() - {"direct"})
+    summary["stub_over_fastest_gateway"] = round(statistics.median(of("direct", per_s)) / fastest, 2)
+    if row.stream:
+        summary["gateway_cpu_us_per_chunk"] = round(summary["gateway_cpu_us_per_request"] / row.chunks, 2)
     for name in sides.keys() - {"direct", "laya"}:
+        cpu_us = statistics.median(of(name, lambda side: side.cpu_us))
         summary[name] = {
             "p50_us": round(statistics.median(of(name, p50_us)), 1),
             "per_s": round(statistics.median(of(name, per_s)), 1),
-            "cpu_us_per_request": round(statistics.median(of(name, lambda side: side.cpu_us)), 1),
+            "cpu_us_per_request": round(cpu_us, 1),
+            "cpu_us_per_chunk": round(cpu_us / row.chunks, 2) if row.stream else None,
             "laya_throughput_ratio": round(paired(name, per_s, truediv), 2),
             "laya_cpu_ratio": round(paired(name, lambda side: side.cpu_us, truediv), 2),
         }
     return summary
 
 
-ROWS = (
-    {"name": "whole, relayed raw", "stream": False, "assembled": False, "chunks": 64},
-    {"name": "whole, assembled from 16 chunks", "stream": False, "assembled": True, "chunks": 16},
-    {"name": "stream of 64 chunks", "stream": True, "assembled": False, "chunks": 64},
-)
-
-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="laya bench gateway", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     parser.add_argument("--requests", type=int, default=4000)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--against", default="", help=f"other gateways in the same runs, of {', '.join(peers.PEERS)}")
     parser.add_argument("--row", type=int, choices=range(len(ROWS)), help="only this row")
     args = parser.parse_args(argv)
@@ -154,19 +182,26 @@ def main(argv: list[str] | None = None) -> None:
             parser.error(f"--against: '{name}' is not one of {', '.join(peers.PEERS)}")
     results = []
     for row in ROWS if args.row is None else [ROWS[args.row]]:
-        n_requests = args.requests if row["name"] == ROWS[0]["name"] else max(200, args.requests // 8)
-        for n_connections in (1, 8):
-            results.append(measure(row, n_connections, n_requests, args.pairs, against))
+        results += measure(row, args.requests, args.pairs, against)
     if not args.json:
         _print(results)
-    load = {"requests": args.requests, "pairs": args.pairs, "generator": "laya.bench.load, closed loop, same machine"}
+    load = {"requests": args.requests, "pairs": args.pairs, "generator": "native, closed loop, same machine"}
     layer = "socket to socket, every check in place (key, limits, admission, routing, counters)"
     print(json.dumps({"bench": "gateway", "layer": layer, "load": load, "rows": results, "hardware": hardware()}))
 
 
 def _print(results: list[dict[str, Any]]) -> None:
     table = Table(title="What passing through Laya adds", box=None, header_style="dim")
-    columns = ("row", "connections", "direct_p50_us", "laya_p50_us", "added_p50_us", "laya_per_s", "throughput_ratio")
+    columns = (
+        "row",
+        "connections",
+        "direct_p50_us",
+        "laya_p50_us",
+        "added_p50_us",
+        "laya_per_s",
+        "throughput_ratio",
+        "stub_over_fastest_gateway",
+    )
     for column in (*columns, "gateway_cpu_us_per_request"):
         table.add_column(column.replace("_", " "), justify="left" if column == "row" else "right")
     for result in results:
