@@ -154,7 +154,7 @@ class StreamRelay(Relay):
         self.is_offered = False  # to the native pump
 
     def on_asked(self) -> None:
-        if self._filter.passes_events:
+        if self._filter.passes_events and not self.exchange.charged_tokens:  # whose tokens are counted as they come
             self.exchange.dispatcher.streams.begin(self.exchange, self)
 
     @property
