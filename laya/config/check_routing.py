@@ -85,10 +85,11 @@ def _check_target(rule: RouteRule, document: Document, path: KeyPath) -> None:
 def _check_conditions(rule: RouteRule, config: Config, document: Document, path: KeyPath) -> None:
     keys = [key.name for key in config.server.api_keys]
     for name in as_list(rule.key):
-        if name not in keys:
-            close = nearest(name, keys)
-            hint = f"did you mean {close}?" if close else f"there are {', '.join(keys) or 'none'}"
-            raise document.error((*path, "key"), f"{dotted(path)}.key: no key is named {name}; {hint}")
+        close = nearest(name, keys)
+        if name not in keys and close:  # any other name may be of a key that `laya key` made
+            raise document.error(
+                (*path, "key"), f"{dotted(path)}.key: no key is named {name} here; did you mean {close}?"
+            )
     least, most = rule.min_prompt_tokens or 0, rule.max_prompt_tokens
     if most is not None and most < least:
         raise document.error(path, f"{dotted(path)}: no prompt has {least} tokens at least and {most} at most")

@@ -24,7 +24,7 @@ class RouteRule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen
     headers: Annotated[
         dict[str, str], Meta(description="Headers and the values they must have, with * and ?: {x-team: research}.")
     ] = {}
-    key: Annotated[str | list[str], Meta(description="Names of API keys under server.api_keys. None = any.")] = []
+    key: Annotated[str | list[str], Meta(description="Names of API keys. None = any.")] = []
     kind: Annotated[
         KindName | list[KindName], Meta(description="Endpoints: chat, completion, embedding or rerank. None = any.")
     ] = []

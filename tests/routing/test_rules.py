@@ -98,7 +98,7 @@ def test_verdicts_say_what_each_rule_misses(tmp_path: Path) -> None:
         ("rules: [{model: x, to: auto}]", "auto is what the rules decide"),
         ("rules: [{to: a}, {model: x, to: b}]", r"routing.rules.1: never reached, since rule 1 takes every request"),
         ("rules: [{name: n, model: x, to: a}, {name: n, to: b}]", "two rules are named n"),
-        ("rules: [{key: lapto, to: a}]", "no key is named lapto; did you mean laptop"),
+        ("rules: [{key: lapto, to: a}]", "no key is named lapto here; did you mean laptop"),
         ("rules: [{min_prompt_tokens: 9, max_prompt_tokens: 8, to: a}]", "no prompt has 9 tokens at least"),
         ("rules: [{headers: {x-team: ''}, to: a}]", "expected a name and a value"),
         ("rules: [{kind: chats, to: a}]", "routing.rules.0.kind: expected chat or completion or embedding or rerank"),
