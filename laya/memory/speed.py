@@ -142,12 +142,9 @@ def _compute_s(facts: ModelFacts, part: Matrices, rates: MachineRates, n_tokens:
 def _waiting_s(
     facts: ModelFacts, part: Matrices, rates: MachineRates, n_tokens: float, working_set: float, n_threads: int
 ) -> float:
-    """Seconds a pass over these matrices waits for memory; threads wait at once, as far as memory serves them all.
-
-    An expert is read again only when some token is sent to it, after the others of several steps.
-    """
+    """Seconds a pass over these matrices waits for memory; threads wait at once, as far as memory serves them all."""
     share = _bytes_read(facts, part, n_tokens) / max(1.0, part.n_bytes)
-    missed = rates.missed(working_set / max(share, 1e-9), n_threads)
+    missed = rates.missed(working_set, n_threads)
     at_once = n_tokens if part.part != "experts" else 1
     return part.elements * share * missed * rates.waiting_s(part.type_name, at_once, n_threads)
 
