@@ -5,23 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kept_turns import MOST, turn
 
 from laya.errors import NotFound, PayloadTooLarge, PreviousResponseNotFound
-from laya.store import KeptTurn, Store
-
-MOST = 10**6
-
-
-def turn(name: str, after: str | None = None, root: str = "a", owner: str = "ann", at_s: float = 1.0) -> KeptTurn:
-    return KeptTurn(
-        id=name,
-        owner=owner,
-        previous_id=after,
-        root_id=root,
-        created_s=at_s,
-        document=f'{{"id": "{name}"}}',
-        input="[]",
-    )
+from laya.store import Store
 
 
 @pytest.fixture
