@@ -14,7 +14,7 @@ import uvloop
 
 from laya.engines import process as process_module
 from laya.engines.log import EngineLog
-from laya.engines.process import EngineProcess
+from laya.engines.process import CHILD_NICE, EngineProcess
 from laya.engines.settings import EngineSettings
 from laya.errors import EngineFailed
 
@@ -47,7 +47,7 @@ def test_own_server_gets_the_plan_as_flags(
         assert answer["environment"]["LLAMA_API_KEY"] == process.address.api_key
         assert str(process.address.api_key) not in Path(f"/proc/{process.pid}/cmdline").read_text()
         assert process.pid is not None
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 5
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == CHILD_NICE
         await process.stop()
         assert process.exit_reason == "killed by signal 15 (asked to stop)"
 

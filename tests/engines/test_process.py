@@ -105,7 +105,7 @@ def test_child_steps_back_and_hides_its_key(make_settings: MakeSettings, smollm2
         assert address.api_key.encode() not in (proc / "environ").read_bytes()
         assert int((proc / "oom_score_adj").read_text()) >= 500
         assert process.pid is not None
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 5
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == CHILD_NICE
         assert os.getsid(process.pid) == process.pid
         await process.stop()
 
