@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from laya.engines.log import EngineLog
-from laya.engines.process import EngineProcess, exit_words
+from laya.engines.process import CHILD_NICE, EngineProcess, exit_words
 from laya.engines.settings import EngineSettings
 from laya.errors import BadModelFile, ConfigError, EngineFailed
 from laya.types import MIB, EngineAddress
