@@ -229,6 +229,7 @@ class Front:
             assert not endpoint.live
             if admission is not None:
                 assert (admission.reserved_seqs, admission.reserved_tokens) == (0, 0)
+        assert all(key.n_running == 0 for key in self.gateway.keys.keys)
         return self.books[2]
 
     async def close(self) -> None:
