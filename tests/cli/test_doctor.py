@@ -473,7 +473,8 @@ def test_port_of_another_program_is_to_fix() -> None:
 
 def test_port_is_free_or_open_without_a_key() -> None:
     assert doctor_setup.port(Config(server=ServerConfig(port=0))).seen.endswith("free, loopback only")
-    assert doctor_setup.port(Config(server=ServerConfig(host="0.0.0.0", port=0))).fix == "laya key create me --role admin"
+    shut = doctor_setup.port(Config(server=ServerConfig(host="0.0.0.0", port=0)))
+    assert shut.fix == "laya key create me --role admin"
 
 
 def test_models_without_any_names_the_pull(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_shared_pool_gives_a_ceiling_and_says_it(limited: Serving) -> None:
 
 
 def test_request_that_the_pool_can_never_hold_is_refused(limited: Serving) -> None:
-    with pytest.raises(openai.BadRequestError, match="the pool of 'pool' holds 480") as refused:
+    with pytest.raises(openai.BadRequestError, match="the pool of 'pool' holds 448") as refused:
         ask(limited, "pool", n=2, max_tokens=300)
     assert refused.value.param == "max_tokens"
     with pytest.raises(openai.BadRequestError, match="maximum context length is 384"):

@@ -316,7 +316,7 @@ def test_auto_pool_holds_one_whole_sequence_and_a_chat_in_each_other_one(make_gg
     settings = plan_file(path, asked, plenty, model_id="m").settings
     assert settings.kv_unified
     assert settings.kv_pool_tokens == 22784  # 8192 + 7 x 2048 and a batch of 128, padded
-    assert settings.n_batch == settings.n_ubatch == 32  # a token for every chat after each 32 of the document
+    assert settings.n_batch == settings.n_ubatch == 64  # a token for every chat after each 64 of the document
     alone = msgspec.structs.replace(asked, max_num_seqs=1)
     unshared = plan_file(path, alone, plenty, model_id="m").settings
     assert (unshared.kv_unified, unshared.n_batch) == (False, 128)
