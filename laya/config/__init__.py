@@ -7,6 +7,7 @@ from laya.config.api_key import ApiKey
 from laya.config.flags import parse_engine_flags
 from laya.config.load import load_config, parse_settings
 from laya.config.places import data_dir
+from laya.config.request_log import RequestLogConfig
 from laya.config.resolve import ResolvedModel, with_settings
 from laya.config.schema import (
     Config,
@@ -14,8 +15,8 @@ from laya.config.schema import (
     ModelConfig,
     ModelSettings,
     SamplingDefaults,
-    ServerConfig,
 )
+from laya.config.server import ServerConfig
 from laya.config.store import StoreConfig
 from laya.config.units import parse_budget, parse_bytes, parse_duration
 
@@ -25,6 +26,7 @@ __all__ = [
     "MemoryConfig",
     "ModelConfig",
     "ModelSettings",
+    "RequestLogConfig",
     "ResolvedModel",
     "SamplingDefaults",
     "ServerConfig",

@@ -28,6 +28,7 @@ def effective(config: Config, document: Document | None = None) -> dict[str, Any
         "server": msgspec.to_builtins(config.server),
         "memory": {"budget": config.memory.budget or "80%", "gpu": config.memory.gpu, "anyway": config.memory.anyway},
         "routing": msgspec.to_builtins(config.routing),
+        "request_log": msgspec.to_builtins(config.request_log),
         **_settings(config.for_model("")),
         "models": {name: _model(config.for_model(name)) for name in config.models},
     }

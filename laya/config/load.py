@@ -41,6 +41,8 @@ def config_from(document: Document) -> Config:
     config.models = {name: _with_files(entry, document, ("models", name)) for name, entry in config.models.items()}
     if "models_dir" in document.data:
         config.models_dir = str(_absolute(config.models_dir, document))
+    if config.request_log.path is not None:
+        config.request_log.path = str(_absolute(config.request_log.path, document))
     return config
 
 

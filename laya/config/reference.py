@@ -14,9 +14,11 @@ from msgspec import inspect
 
 from laya.config.api_key import ApiKey
 from laya.config.convert import describe
+from laya.config.request_log import RequestLogConfig
 from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
 from laya.config.routing import RouteRule, RoutingConfig
-from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults, ServerConfig
+from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults
+from laya.config.server import ServerConfig
 from laya.config.store import StoreConfig
 from laya.config.units import BUDGET_PATTERN, BYTES_PATTERN, CACHE_PATTERN, DURATION_PATTERN
 from laya.types import MIB
@@ -102,7 +104,13 @@ def example(schema_path: str = "laya/config.schema.json") -> str:
     lines += _example_lines(Config, ("version", "models_dir"))
     lines += ["", "# Settings of every model; an entry under `models` may say otherwise for one of them."]
     lines += _example_lines(ModelSettings, SETTING_NAMES)
-    sections = (("server", ServerConfig), ("memory", MemoryConfig), ("routing", RoutingConfig), ("store", StoreConfig))
+    sections = (
+        ("server", ServerConfig),
+        ("memory", MemoryConfig),
+        ("routing", RoutingConfig),
+        ("store", StoreConfig),
+        ("request_log", RequestLogConfig),
+    )
     for section, struct in sections:
         lines += ["", f"# {_description(Config, section)}", f"{section}:"]
         lines += _example_lines(struct, struct.__struct_fields__, indent="  ")
@@ -168,6 +176,7 @@ def key_tables() -> str:
         ("`routing`", RoutingConfig, RoutingConfig.__struct_fields__),
         ("`routing.rules`, each entry", RouteRule, RouteRule.__struct_fields__),
         ("`store`", StoreConfig, StoreConfig.__struct_fields__),
+        ("`request_log`", RequestLogConfig, RequestLogConfig.__struct_fields__),
         ("Settings of models: at the top level or under `models.<name>`", ModelSettings, SETTING_NAMES),
         ("Only under `models.<name>`", ModelConfig, ("source", "aliases")),
         ("`defaults`", SamplingDefaults, SamplingDefaults.__struct_fields__),

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from laya.config.api_key import ApiKey
+from laya.config.request_log import RequestLogConfig
 from laya.config.routing import RoutingConfig
+from laya.config.server import Duration, Seconds, ServerConfig
 from laya.config.store import StoreConfig
 from laya.config.units import parse_budget
-from laya.types import MIB, RoutePolicy, Task
+from laya.types import RoutePolicy, Task
 
 if TYPE_CHECKING:
     from laya.config.resolve import ResolvedModel
@@ -24,12 +25,9 @@ if TYPE_CHECKING:
 KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 Auto = Literal["auto"]
 Count = Annotated[int, Meta(ge=1)]
-Bytes = Annotated[int, Meta(ge=0, extra={"unit": "bytes"}, extra_json_schema={"x-unit": "bytes"})]
-Duration = Annotated[float, Meta(extra={"unit": "duration"}, extra_json_schema={"x-unit": "duration"})]
 Limit = Annotated[int, Meta(extra={"unit": "limit"}, extra_json_schema={"x-unit": "limit"})]
 CacheSize = Annotated[int, Meta(ge=0, extra={"unit": "cache"}, extra_json_schema={"x-unit": "cache"})]
 Budget = Annotated[str | int | None, Meta(extra={"unit": "budget"}, extra_json_schema={"x-unit": "budget"})]
-Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
@@ -219,24 +217,6 @@ class ModelConfig(ModelSettings, kw_only=True, forbid_unknown_fields=True):
     aliases: Annotated[list[str], Meta(description="Other names a request may use.")] = []
 
 
-class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The port, who may use it, and how long a slow client is waited for."""
-
-    host: Annotated[str, Meta(description="Address to listen on; other than loopback needs an API key.")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="Port of the API, the page and the metrics.")] = 8000
-    api_keys: Annotated[
-        list[ApiKey], Meta(description="Keys by hash, beside those of `laya key`. None of either = loopback only.")
-    ] = []
-    share_prompt_cache: Annotated[
-        bool, Meta(description="Let keys reuse each other's cached prompts: faster, but how fast tells what was asked.")
-    ] = False
-    max_body_bytes: Annotated[Bytes, Meta(description="Largest request body: bytes, or 16MiB.")] = 16 * MIB
-    header_timeout_s: Annotated[Seconds, Meta(description="Seconds a client may take to send a request's head.")] = 10
-    body_timeout_s: Annotated[Seconds, Meta(description="Seconds a client may take to send a request's body.")] = 30
-    keep_alive_s: Annotated[Seconds, Meta(description="Seconds an idle connection is kept open.")] = 60
-    cors_origins: Annotated[list[str], Meta(description="Origins whose pages may call the API from a browser.")] = []
-
-
 class MemoryConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How much memory all models together may take."""
 
@@ -282,6 +262,9 @@ class Config(ModelSettings, kw_only=True, forbid_unknown_fields=True):
     store: Annotated[StoreConfig, Meta(description="Where conversations are kept, and for how long.")] = msgspec.field(
         default_factory=StoreConfig
     )
+    request_log: Annotated[
+        RequestLogConfig, Meta(description="A line for each request, in a file; off unless asked.")
+    ] = msgspec.field(default_factory=RequestLogConfig)
     models: Annotated[
         dict[str, ModelConfig], Meta(description="Settings of single models, by the name requests use.")
     ] = msgspec.field(default_factory=dict)

@@ -11,6 +11,7 @@ from laya.types import GIB
 
 STORE_SCHEMES = ("sqlite", "postgresql")
 KEEP_S = 30 * 24 * 3600.0
+KEEP_USAGE_S = 400 * 24 * 3600.0
 Keep = Annotated[float, Meta(extra={"unit": "duration"}, extra_json_schema={"x-unit": "duration"})]
 Size = Annotated[int, Meta(ge=0, extra={"unit": "bytes"}, extra_json_schema={"x-unit": "bytes"})]
 
@@ -29,3 +30,7 @@ class StoreConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_bytes: Annotated[
         Size, Meta(description="Most that all conversations take; those unused longest are forgotten first.")
     ] = GIB
+    keep_usage: Annotated[
+        Keep | None,
+        Meta(description="The figures of `laya usage` are forgotten after this long; -1 or null = never."),
+    ] = KEEP_USAGE_S
