@@ -23,6 +23,7 @@ from laya.store import Store, no_key, stamp_of
 from laya.types import KeyGrant
 
 logger = logging.getLogger(__name__)
+AGAIN_S = 5.0  # after the store could not be read
 
 
 class LiveKeys(KeyRing):
@@ -33,6 +34,7 @@ class LiveKeys(KeyRing):
         self._database = database
         self._stamp = stamp_of(database)
         self._seen_ns = self._stamp_ns()
+        self._not_before_s = 0.0
         self._reading: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
         may_be_open = is_loopback(server.host)
@@ -47,7 +49,8 @@ class LiveKeys(KeyRing):
     # changes
     def sweep(self, now_s: float) -> None:
         """A few times a second: has another process changed the store?"""
-        if self._stamp_ns() != self._seen_ns and (self._reading is None or self._reading.done()):
+        is_reading = self._reading is not None and not self._reading.done()
+        if not is_reading and self._stamp_ns() != self._seen_ns and now_s >= self._not_before_s:
             self._reading = asyncio.get_running_loop().create_task(self._read_again())
 
     async def _read_again(self) -> None:
@@ -55,6 +58,7 @@ class LiveKeys(KeyRing):
             await self.refresh()
         except LayaError as error:
             logger.error("the keys stay as they were: %s", error.message)
+            self._seen_ns, self._not_before_s = -1, time.monotonic() + AGAIN_S
 
     async def refresh(self) -> None:
         """Read the store again. Raises StoreError, and the keys stay as they were."""

@@ -257,3 +257,21 @@ async def test_metrics_names_no_key(tmp_path: Path) -> None:
             await gateway.ask(chat_as("zaphod"))
         text = (await gateway.ask(get_as("admin", "/metrics"))).body.decode()
         assert "zaphod" not in text
+
+
+async def test_other_apis_count_against_the_same_limits(tmp_path: Path) -> None:
+    """A translated API goes the same steps: one request each, charged, settled and refused alike."""
+    keep(tmp_path, grant("admin", role="admin"), grant("ann", requests_per_minute=2, tokens_per_minute=10_000))
+    keep(tmp_path, grant("kid", models=("other",)))
+    asked = {"model": "stub", "input": "hi", "max_output_tokens": 20, "store": False}
+    async with front(tmp_path) as gateway:
+
+        async def respond(name: str) -> Answer:
+            return await gateway.ask(request(asked, "/v1/responses", key=secret(name)))
+
+        assert (await respond("ann")).status == 200
+        assert (await gateway.ask(chat_as("ann"))).status == 200
+        assert limit_of(await respond("ann")) == (429, "requests_per_minute", 2, 2, 1)
+        assert (await respond("kid")).error["code"] == "forbidden_model"
+        await gateway.settled()
+        assert left(gateway, "ann") >= 10_000 - 22
