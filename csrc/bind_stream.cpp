@@ -63,6 +63,7 @@ void bind_stream(nb::module_& module) {
         .def("fileno", &StreamPump::fd)
         .def("add", &add, "engine"_a, "client"_a, "from_head"_a, "takes_end"_a, "has_started"_a, "client_head"_a)
         .def("remove", &take_back, "id"_a)
+        .def("await_step", &StreamPump::await_step, "id"_a)
         .def("leavers", &StreamPump::leavers)
         .def("first_token_s", &StreamPump::first_token_s, "id"_a)
         .def_prop_ro("n_pieces", &StreamPump::n_pieces);

@@ -153,6 +153,12 @@ bool StreamPump::remove(std::uint64_t id, Back& back) {
     return true;
 }
 
+void StreamPump::await_step(std::uint64_t id) const {
+    if (const auto stream = find(id)) {
+        const std::lock_guard lock(stream->mutex);
+    }
+}
+
 std::vector<StreamPump::Back> StreamPump::leavers() {
     std::uint64_t n_rung = 0;
     [[maybe_unused]] const ssize_t n = read(left_fd_, &n_rung, sizeof n_rung);

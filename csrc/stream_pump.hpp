@@ -56,6 +56,9 @@ class StreamPump {
     // Have a stream back now; nothing more of it is read or written. False where it was not here.
     bool remove(std::uint64_t id, Back& back);
 
+    // Return when what was read of a stream by now is passed on: if its end was, it has left.
+    void await_step(std::uint64_t id) const;
+
     // Those that have left since the last call.
     std::vector<Back> leavers();
 

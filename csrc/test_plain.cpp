@@ -122,6 +122,16 @@ void test_lane_takes_only_what_an_endpoint_takes_as_it_is() {
     require(taken.upstream == "HEAD" + std::to_string(body.size()) + "\r\n\r\n" + body, "as it came");
     require(table.load(0).n_seqs == 1 && table.load(0).tokens == taken.routed_tokens, "and carries it");
     require(taken.promised_tokens == body.size() + 16 + 100 + 8, "its promise is its prompt's bound and its ceiling");
+    const std::string streamed =
+        R"({"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}],"stream_options":{"include_usage":true}})";
+    laya::PlainTaken refused, stream;
+    require(!lane.take(request_with(streamed), 65536, refused) && table.load(0).n_seqs == 1, "streams only where there are");
+    lane.open(0, {true, "m", "HEAD", 100, 1000, true});
+    require(lane.take(request_with(streamed), 65536, stream) && stream.is_stream && stream.wants_usage, "a stream is taken");
+    const std::string asked =
+        R"({"model":"m","messages":[{"role":"user","content":"hi"}],)"
+        R"("stream":true,"stream_options":{"include_usage":true},"return_progress":true})";
+    require(stream.upstream == "HEAD" + std::to_string(asked.size()) + "\r\n\r\n" + asked, "with what Laya asks of it");
     lane.close(0);
     require(!lane.take(request_with(body), 65536, other), "a closed endpoint takes nothing");
 }

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +78,9 @@ def _smg(bin_path: Path, port: int, engine_port: int, folder: Path) -> list[str]
 def _litellm(bin_path: Path, port: int, engine_port: int, folder: Path) -> list[str]:
     parameters = {"model": "openai/stub", "api_base": f"http://{HOST}:{engine_port}/v1", "api_key": "none"}
     config = folder / "litellm.yaml"
-    config.write_text(json.dumps({"model_list": [{"model_name": "stub", "litellm_params": parameters}]}))
+    models = [{"model_name": "stub", "litellm_params": parameters}]
+    without_key = {"dangerously_permit_weak_or_unset_master_key": True}  # as the others; it listens on loopback
+    config.write_text(json.dumps({"model_list": models, "general_settings": without_key}))
     return [str(bin_path / "litellm"), "--config", str(config), "--host", HOST, "--port", str(port)]
 
 
@@ -112,8 +114,9 @@ def running(name: str, engine_port: int) -> Iterator[tuple[int, psutil.Process]]
             _wait_for(port, child, name, log_path)
             yield port, psutil.Process(child.pid)
         finally:
-            for process in psutil.Process(child.pid).children(recursive=True):
-                process.kill()
+            with suppress(psutil.NoSuchProcess):  # it has ended by itself
+                for process in psutil.Process(child.pid).children(recursive=True):
+                    process.kill()
             child.kill()
             child.wait()
 

@@ -94,7 +94,7 @@ class LayaProtocol(HttpToolsProtocol):
         """Whether a plain request that comes now may begin at once."""
         previous = self.cycle
         if isinstance(previous, Exchange) and previous.stream:  # its end may be on its way from the native pump
-            self.dispatcher.streams.see_to_left()
+            self.dispatcher.streams.see_to_end_of(previous.stream)
         is_free = (previous is None or previous.response_complete) and not self._broken and not self.pipeline
         return is_free and self.takes_plain and not self.flow.write_paused
 

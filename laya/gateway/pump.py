@@ -106,6 +106,12 @@ class Pump:
         """When the first token of a stream that flows went through; 0 before."""
         return self._native.first_token_s(stream) if self._native is not None else 0.0
 
+    def see_to_end_of(self, stream: int) -> None:
+        """Whose client asks for more: settle it, if the client has its end."""
+        assert self._native is not None
+        self._native.await_step(stream)
+        self.see_to_left()
+
     def see_to_left(self) -> None:
         """Settle what has ended, and go on here with what is not plain."""
         assert self._native is not None

@@ -15,7 +15,7 @@ from laya.gateway import pump, sse
 from laya.gateway.pump import Pump
 
 from .front import Client, Front, chat, front, until
-from .scripted_engine import DONE, STREAM_HEAD, Call, chunk, delta, hello, progress, usage
+from .scripted_engine import DONE, STREAM_HEAD, Call, chunk, delta, hello, hello_events, progress, usage
 
 pytestmark = [
     pytest.mark.anyio,
@@ -90,6 +90,51 @@ async def test_pump_relays_what_the_full_way_relays(tmp_path: Path) -> None:
         client.send(chat(stream=True))  # both connections are whole
         assert (await client.answer()).status == 200
         assert await gate.settled() == {"served": 2}
+
+
+async def test_plain_streams_flow_from_head_to_end(tmp_path: Path) -> None:
+    async with front(tmp_path, hello, cancels_whole=True) as gate:
+        gate.endpoint.pool.give_back(await gate.endpoint.pool._open(), keep=True)  # the plain lane opens none
+        client = await gate.client()
+        for _ in range(3):
+            client.send(chat(stream=True))
+            assert (await client.answer()).body == b"".join(hello_events()[1:-2]) + DONE
+        assert await gate.settled() == {"served": 3}
+        assert gate.engine.n_connections == 1
+        stats = gate.endpoint.stats
+        assert (stats.tokens_in, stats.tokens_out) == (3 * 9, 3 * 2)
+        assert stats.ttft.cumulative()[-1][1] == 3
+
+
+async def test_client_of_a_flowing_stream_gets_the_usage_it_asks_for(tmp_path: Path) -> None:
+    async with front(tmp_path, hello, cancels_whole=True) as gate:
+        gate.endpoint.pool.give_back(await gate.endpoint.pool._open(), keep=True)
+        answer = await gate.ask(chat(stream=True, stream_options={"include_usage": True}))
+        assert b'"completion_tokens":2' in answer.body and answer.body.endswith(DONE)
+        assert b"prompt_progress" not in answer.body
+        assert await gate.settled() == {"served": 1}
+
+
+async def test_first_token_of_a_flowing_stream_is_known_to_who_looks(tmp_path: Path) -> None:
+    is_seen = asyncio.Event()
+
+    async def watched(call: Call) -> None:
+        call.write(STREAM_HEAD + b"".join(map(chunk, START)))
+        await is_seen.wait()
+        ends(call)
+
+    async with front(tmp_path, watched) as gate:
+        client = await gate.client()
+        client.send(chat(stream=True))
+        await until(lambda: gate.gateway.dispatcher.streams.n_pieces == 1)
+        (exchange,) = gate.endpoint.live
+        assert not exchange.first_token_s
+        gate.sweep(0.0)
+        assert exchange.arrived_s < exchange.first_token_s
+        assert exchange.as_state(exchange.arrived_s)["phase"] == "decode"
+        is_seen.set()
+        assert (await client.answer()).body.endswith(DONE)
+        assert await gate.settled() == {"served": 1}
 
 
 @pytest.mark.parametrize(
