@@ -194,21 +194,21 @@ def _told(gateway: Front) -> list[tuple[int | None, bool | None]]:
 
 
 # on the engine
-def _serve(start_server: Callable[..., Any], shared: bool) -> Any:
+def _serve(start_server: Callable[..., Any], *, shared: bool = False, more: str = "") -> Any:
     entries = "".join(
         f"    - {{name: {name}, role: user, sha256: {sha256(name.encode()).hexdigest()}}}\n" for name in ("ann", "bob")
     )
     admin = f"    - {{name: admin, sha256: {sha256(b'admin').hexdigest()}}}\n"
     return start_server(
         "smollm2",
-        config=f"n_threads: 2\nmax_seq_len: 1024\nmax_num_seqs: 2\n"
+        config=f"n_threads: 2\nmax_seq_len: 1024\nmax_num_seqs: 2\n{more}"
         f"server:\n  share_prompt_cache: {str(shared).lower()}\n  api_keys:\n{admin}{entries}",
     )
 
 
 @pytest.fixture(scope="module")
 def apart(start_server: Callable[..., Any]) -> Iterator[Any]:
-    server = _serve(start_server, shared=False)
+    server = _serve(start_server)
     yield server
     assert server.stop() == 0
 
@@ -252,4 +252,17 @@ def test_sharing_that_is_switched_on_finds_it(start_server: Callable[..., Any]) 
     text = prompt_of(150, "shared")
     n_prompt, _ = cached(server, "ann", text)
     assert cached(server, "bob", text)[1] >= n_prompt - 2
+    assert server.stop() == 0
+
+
+@pytest.mark.engine
+def test_a_cache_of_prompts_that_all_share_is_not_read_across_keys(start_server: Callable[..., Any]) -> None:
+    server = _serve(start_server, more="prompt_cache: 64MiB\n")
+    text, others = prompt_of(150, "kept"), [prompt_of(150, seed) for seed in ("one", "two")]
+    n_prompt, _ = cached(server, "ann", text)
+    for other in others:  # hers leaves its sequence
+        cached(server, "ann", other)
+    assert cached(server, "ann", text)[1] >= n_prompt - 2  # and comes back while she is alone
+    for who in ("bob", "bob", "ann"):
+        assert cached(server, who, text)[1] == 0
     assert server.stop() == 0
