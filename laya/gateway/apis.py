@@ -7,18 +7,26 @@ from pathlib import Path
 from starlette.routing import Route
 
 from laya.config import Config
+from laya.gateway.fleet import Fleet
 from laya.gateway.inner import Inner
+from laya.gateway.messages import MessagesApi
 from laya.gateway.responses import ResponsesApi
 from laya.gateway.responses_kept import KeptResponses
+from laya.gateway.tokens import Tokenizers, TokensApi
 
 
 class Apis:
     """Their routes, and what they do in the background."""
 
-    def __init__(self, config: Config, inner: Inner, database: Path) -> None:
+    def __init__(self, config: Config, inner: Inner, fleet: Fleet, database: Path) -> None:
         """database: the server's own, where the config names no other."""
         self.kept = KeptResponses(config.store, database, config.server.max_body_bytes)
-        self.routes: list[Route] = [*ResponsesApi(inner, self.kept).routes()]
+        tokenizers = Tokenizers(fleet)
+        self.routes: list[Route] = [
+            *ResponsesApi(inner, self.kept).routes(),
+            *MessagesApi(inner, tokenizers).routes(),
+            *TokensApi(inner, tokenizers).routes(),
+        ]
 
     async def run(self) -> None:
         """For as long as the server runs."""

@@ -16,8 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from laya.errors import InvalidRequest, LayaError, NotFound, nearest
-from laya.gateway.auth import KeyRing
-from laya.gateway.desk import Desk, reply
+from laya.gateway.auth import KeyRing, with_bearer
+from laya.gateway.desk import Desk
+from laya.gateway.envelopes import answer_error
 from laya.gateway.heads import HOT_PATHS, new_request_id
 from laya.gateway.key_desk import KeyDesk
 from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES
@@ -29,7 +30,7 @@ from laya.gateway.roles import KEY, may_reach, out_of_reach
 Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
 _OPEN_PATHS = frozenset({"/", "/health", "/ready", *page_files()})
-OTHER_APIS = frozenset({"/v1/messages", "/v1/complete", "/completion", "/generate"})  # and /api/...
+OTHER_APIS = frozenset({"/v1/complete", "/completion", "/generate"})  # and what of /api/ is not here
 
 
 class Guard:
@@ -49,6 +50,7 @@ class Guard:
         request_id = given if 0 < len(given) <= REQUEST_ID_LIMIT_BYTES else new_request_id()
         if request_id is not given:
             scope["headers"] = [*headers, (b"x-request-id", request_id)]  # the same one for what a handler asks for
+        scope["headers"] = with_bearer(scope["headers"])
 
         async def send_with_id(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -60,7 +62,7 @@ class Guard:
             try:
                 self._check(scope)
             except LayaError as error:
-                app = reply(error.body(), error.http_status, error.headers())
+                app = answer_error(error, scope["path"])
         await app(scope, receive, send_with_id)
 
     def _check(self, scope: Scope) -> None:
@@ -104,14 +106,15 @@ def build_app(desk: Desk, keys: LiveKeys, lifespan: Any) -> ASGIApp:
         if error.status_code == 405 or path.encode() in HOT_PATHS:
             methods = "POST" if path.encode() in HOT_PATHS else (error.headers or {}).get("Allow", "GET")
             allow = ", ".join(sorted(methods.split(", ")))
-            fault: LayaError = MethodNotAllowed(f"{request.method} is not allowed on {path}; use {allow}.")
-            return reply(fault.body(), 405, {"allow": allow})
-        fault = _nothing_at(path, known)
-        return reply(fault.body(), 404, fault.headers())
+            fault = MethodNotAllowed(f"{request.method} is not allowed on {path}; use {allow}.")
+            answer = answer_error(fault, path)
+            answer.headers["allow"] = allow
+            return answer
+        return answer_error(_nothing_at(path, known), path)
 
     def on_fault(request: Request, error: Exception) -> Response:
         assert isinstance(error, LayaError)
-        return reply(error.body(), error.http_status, error.headers())
+        return answer_error(error, request.url.path)
 
     app = Starlette(
         routes=routes,

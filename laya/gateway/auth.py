@@ -110,3 +110,12 @@ class KeyRing:
             host = origin
         if not is_loopback(host) and origin not in self.origins:
             raise Forbidden(f"Requests from the origin '{origin}' are not allowed (server.cors_origins).")
+
+
+def with_bearer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The same headers; a key that came as Anthropic's clients send it stands where OpenAI's put theirs."""
+    names = {name for name, _ in headers}
+    if b"x-api-key" not in names or b"authorization" in names:
+        return headers
+    key = next(value for name, value in headers if name == b"x-api-key")
+    return [*headers, (b"authorization", b"Bearer " + key)]

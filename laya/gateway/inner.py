@@ -149,6 +149,14 @@ class InnerExchange(Exchange):
                     yield _DECODER.decode(event[event.find(b"data:") + 5 :])
             data = await self._next()
 
+    def enough(self, prompt_tokens: int, output_tokens: int) -> None:
+        """What has come is all that is wanted: the request is served, and its engine stops. The tokens are what the
+        events told of it so far."""
+        if self.stream:
+            self.dispatcher.streams.take_back(self.stream)
+        self.prompt_tokens, self.n_tokens_out = prompt_tokens, output_tokens
+        self.finish("served")
+
     async def read_outer(self, receive: Callable[[], Awaitable[Any]]) -> bytes:
         """The outer request's body, held to the same limits as one of the hot path.
 

@@ -73,7 +73,7 @@ async def settle_length(exchange: Exchange, endpoint: Endpoint) -> None:
     if _may_trim(exchange, endpoint):
         n_tokens = await _trimmed(exchange, endpoint)
     else:
-        n_tokens = await _count_tokens(endpoint, parsed)
+        n_tokens = await count_tokens(endpoint, parsed)
     exchange.prompt_tokens = n_tokens
     parsed = exchange.parsed  # a shorter one, where it was trimmed
     assert parsed is not None
@@ -117,7 +117,7 @@ async def _trimmed(exchange: Exchange, endpoint: Endpoint) -> int:
         n_bytes = sum(sizes) - sum(sizes[index] for index in dropped)
         if n_bytes > limit_bytes and endpoint.settings.mmproj is None:
             return n_bytes // BYTES_A_TOKEN_MOST  # the engine is not asked for what is hopeless
-        return await _count_tokens(endpoint, parsed, without(dropped))
+        return await count_tokens(endpoint, parsed, without(dropped))
 
     dropped, n_tokens = await fewest_dropped(
         _MESSAGES.decode(parsed.fields["messages"]),
@@ -133,7 +133,7 @@ async def _trimmed(exchange: Exchange, endpoint: Endpoint) -> int:
     return n_tokens
 
 
-async def _count_tokens(endpoint: Endpoint, parsed: ParsedBody, changes: dict[str, Any] | None = None) -> int:
+async def count_tokens(endpoint: Endpoint, parsed: ParsedBody, changes: dict[str, Any] | None = None) -> int:
     """Exact prompt tokens of one sequence (of the longest, where there are several prompts)."""
     pool = endpoint.pool
     assert pool is not None
@@ -142,7 +142,7 @@ async def _count_tokens(endpoint: Endpoint, parsed: ParsedBody, changes: dict[st
         body = parsed.edited(changes or {}, drop=("stream", "n"))
         status, answer = await pool.fetch("POST", "/v1/chat/completions/input_tokens", body)
         if status != 200:
-            raise InvalidRequest(_message_of(answer))
+            raise InvalidRequest(message_of(answer))
         return int(msgspec.json.decode(answer)["input_tokens"])
     counts = [0]
     for text in _texts_of(head):
@@ -152,7 +152,7 @@ async def _count_tokens(endpoint: Endpoint, parsed: ParsedBody, changes: dict[st
         request = msgspec.json.encode({"content": text, "add_special": True})
         status, answer = await pool.fetch("POST", "/tokenize", request)
         if status != 200:
-            raise InvalidRequest(_message_of(answer))
+            raise InvalidRequest(message_of(answer))
         counts.append(len(msgspec.json.decode(answer)["tokens"]))
     return max(counts)
 
@@ -171,7 +171,7 @@ def _texts_of(head: object) -> list[Any]:
     return [given] if given and isinstance(given[0], int) else list(given)
 
 
-def _message_of(answer: bytes) -> str:
+def message_of(answer: bytes) -> str:
     try:
         return str(msgspec.json.decode(answer)["error"]["message"])
     except (msgspec.DecodeError, KeyError, TypeError):

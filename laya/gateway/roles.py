@@ -16,7 +16,7 @@ KEY = "laya.key"  # where a request's scope has its key; None: this server needs
 _ADMINS: frozenset[KeyRole] = frozenset({"admin"})
 _SCRAPERS: frozenset[KeyRole] = frozenset({"metrics", "admin"})
 _HOT = frozenset(path.decode() for path in HOT_PATHS)
-_FOR_USERS = ("/v1/", "/api/")  # APIs of inference, and what a key may see of its own
+_FOR_USERS = ("/v1/", "/api/", "/tokenize", "/detokenize")  # APIs of inference, and what a key may see of its own
 
 
 def roles_for(path: str) -> frozenset[KeyRole]:

@@ -187,7 +187,7 @@ class Gateway:
         self.dispatcher.crash_error = self.guarding.crash_error
         self.desk = Desk(self.fleet, self.stats, self.events)
         self.inner = Inner(self.dispatcher, self.limits)
-        self.apis = Apis(config, self.inner, home / DATABASE)
+        self.apis = Apis(config, self.inner, self.fleet, home / DATABASE)
         self.desk.apis += self.apis.routes
 
     def check_entries(self) -> dict[str, LayaError]:

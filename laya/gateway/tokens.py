@@ -1,0 +1,183 @@
+"""Owns: texts to tokens and back by a model's own tokenizer, and the engine that such small questions go to.
+
+POST /tokenize and /detokenize take llama.cpp's fields and vLLM's, whichever is said, and answer in the form of those;
+`Tokenizers` is what other APIs count by. The model is loaded for it where it is not.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from laya.errors import EngineFailed, InvalidRequest, LayaError, NotSupported
+from laya.gateway.body import parse_body
+from laya.gateway.desk import reply
+from laya.gateway.endpoint import Endpoint
+from laya.gateway.fields import read_fields
+from laya.gateway.fleet import Fleet
+from laya.gateway.inner import Inner, InnerExchange
+from laya.gateway.length import count_tokens, message_of
+from laya.gateway.pool import UpstreamPool
+from laya.types import EndpointKind
+
+_TOKEN = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_BYTES_MOST = 4 * 2**20  # of a text: reading one takes an engine some sixty times its bytes
+_TOKENS_MOST = 2**20
+
+
+class Tokenize(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /tokenize: `content` as llama.cpp has it, `prompt` or `messages` as vLLM does."""
+
+    model: str | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Detokenize(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: Annotated[list[_TOKEN], msgspec.Meta(max_length=_TOKENS_MOST)]
+    model: str | None = None
+
+
+class Tokenizers:
+    """A model's engine, for what is no request of inference."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    async def endpoint_for(self, exchange: InnerExchange, name: str | None) -> Endpoint:
+        """The endpoint of the model that a request means, loaded. Raises what refuses the name, the key or the load."""
+        fleet, key = self._fleet, exchange.key
+        name = exchange.header_model or name
+        if name is None:
+            raise InvalidRequest(f"'model' is missing. This server has: {fleet.names_text()}.", param="model")
+        if key is not None and not key.may_use(name, fleet.roster.id_of(name), fleet.roster.id_of):
+            raise key.forbidden_model(name)
+        first = fleet.find(name)
+        group = fleet.replicas(first)
+        endpoint = next((each for each in group if each.pool is not None), first)
+        if endpoint.pool is None:
+            await fleet.room.take_turn(endpoint, lambda: not exchange.disconnected)
+        exchange.endpoint = endpoint
+        return endpoint
+
+    async def ask(self, endpoint: Endpoint, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """What the engine says. Raises InvalidRequest with its words, EngineFailed where it can't be reached."""
+        try:
+            status, answer = await _pool(endpoint).fetch("POST", path, msgspec.json.encode(body))
+        except OSError as error:
+            raise _unreachable(endpoint, error) from None
+        if status != 200:
+            raise InvalidRequest(message_of(answer))
+        found: dict[str, Any] = msgspec.json.decode(answer)
+        return found
+
+    async def count(self, exchange: InnerExchange, chat: dict[str, Any]) -> int:
+        """Tokens of a chat request's prompt, the template and tools included."""
+        parsed = parse_body(EndpointKind.CHAT, msgspec.json.encode(chat))
+        endpoint = await self.endpoint_for(exchange, parsed.model)
+        if endpoint.settings.task != "chat":
+            raise NotSupported(f"The model '{endpoint.model_id}' has the task '{endpoint.settings.task}', no chat.",
+                               param="model")  # fmt: skip
+        try:
+            return await count_tokens(endpoint, parsed)
+        except OSError as error:
+            raise _unreachable(endpoint, error) from None
+
+
+def _pool(endpoint: Endpoint) -> UpstreamPool:
+    if endpoint.pool is None:
+        raise EngineFailed(f"The engine of '{endpoint.model_id}' was unloaded just now; ask again.")
+    return endpoint.pool
+
+
+def _unreachable(endpoint: Endpoint, error: OSError) -> LayaError:
+    return EngineFailed(f"The engine of '{endpoint.model_id}' does not answer: {error}.")
+
+
+class TokensApi:
+    """The handlers."""
+
+    def __init__(self, inner: Inner, tokenizers: Tokenizers) -> None:
+        self._inner = inner
+        self._tokenizers = tokenizers
+
+    def routes(self) -> list[Route]:
+        found = []
+        for path, handler in (("/tokenize", self.tokenize), ("/detokenize", self.detokenize)):
+            found += [Route(path, handler, methods=["POST"]), Route("/v1" + path, handler, methods=["POST"])]
+        return found
+
+    async def tokenize(self, request: Request) -> Any:
+        return self._inner.answer(EndpointKind.COMPLETION, self._tokenize)
+
+    async def detokenize(self, request: Request) -> Any:
+        return self._inner.answer(EndpointKind.COMPLETION, self._detokenize)
+
+    async def _tokenize(self, exchange: InnerExchange, body: bytes) -> Response:
+        asked = read_fields(body, Tokenize, "/tokenize")
+        _check_form(asked)
+        endpoint = await self._tokenizers.endpoint_for(exchange, asked.model)
+        text, special = asked.content, asked.add_special
+        if asked.prompt is not None:
+            text, special = asked.prompt, asked.add_special_tokens is not False
+        elif asked.messages is not None:
+            text, special = await self._rendered(endpoint, asked), asked.add_special_tokens
+        assert text is not None
+        if len(text) > _BYTES_MOST:
+            raise InvalidRequest(f"The text has {len(text)} characters; one request takes {_BYTES_MOST}.")
+        of_pieces = bool(asked.with_pieces or asked.return_token_strs)
+        question = {"content": text, "add_special": bool(special), "with_pieces": of_pieces}
+        question["parse_special"] = asked.parse_special is not False
+        found = (await self._tokenizers.ask(endpoint, "/tokenize", question))["tokens"]
+        if asked.content is not None:
+            return reply({"tokens": found})
+        assert endpoint.planned is not None
+        tokens = [each["id"] for each in found] if of_pieces else found
+        pieces = [_piece(each["piece"]) for each in found] if of_pieces else None
+        answer = {"count": len(tokens), "max_model_len": endpoint.planned.max_seq_len, "tokens": tokens}
+        return reply(answer | {"token_strs": pieces})
+
+    async def _rendered(self, endpoint: Endpoint, asked: Tokenize) -> str:
+        """The prompt that the model's template makes of a conversation."""
+        told = ("messages", "tools", "add_generation_prompt", "chat_template_kwargs")
+        question = {name: value for name in told if (value := getattr(asked, name)) is not None}
+        return str((await self._tokenizers.ask(endpoint, "/apply-template", question))["prompt"])
+
+    async def _detokenize(self, exchange: InnerExchange, body: bytes) -> Response:
+        asked = read_fields(body, Detokenize, "/detokenize")
+        endpoint = await self._tokenizers.endpoint_for(exchange, asked.model)
+        try:
+            text = (await self._tokenizers.ask(endpoint, "/detokenize", {"tokens": asked.tokens}))["content"]
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                f"'tokens' has one that is not in the vocabulary of '{endpoint.model_id}' ({error.message}).",
+                param="tokens",
+            ) from None
+        return reply({"content": text, "prompt": text})
+
+
+def _check_form(asked: Tokenize) -> None:
+    said = [name for name in ("content", "prompt", "messages") if getattr(asked, name) is not None]
+    if len(said) != 1:
+        what = "are said together" if said else "are all missing"
+        raise InvalidRequest(f"'content', 'prompt' and 'messages' {what}: say one of them.", param="content")
+
+
+def _piece(piece: str | list[int]) -> str:
+    """A token that is no whole character comes as its bytes."""
+    return piece if isinstance(piece, str) else bytes(piece).decode(errors="replace")
