@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from laya.errors import InvalidRequest, NotSupported, nearest
+from laya.gateway.body import ELEMENTS_LIMIT
 from laya.gateway.responses_items import Item, messages_of, read_items
 
 LOGPROBS = "message.output_text.logprobs"
@@ -108,6 +109,8 @@ _DECODER = msgspec.json.Decoder(dict[str, Any])
 
 def read_create(body: bytes) -> tuple[Create, list[Item]]:
     """A request and its input items. Raises InvalidRequest, NotSupported naming the field and the value."""
+    if len(body) > ELEMENTS_LIMIT and body.count(b",") > ELEMENTS_LIMIT:
+        raise InvalidRequest(f"The request body has more than {ELEMENTS_LIMIT} elements.")
     try:
         fields = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from laya.config import ApiKey
-from laya.errors import LayaError
+from laya.config import ApiKey, StoreConfig
+from laya.errors import LayaError, NotFound
 from laya.gateway.responses_items import messages_of, read_items
+from laya.gateway.responses_kept import KeptResponses
 from laya.gateway.responses_request import Create, chat_of, read_create
+from laya.store import KeptTurn
 
 from .front import KEY, Answer, front, request
 from .scripted_engine import DONE, Call, Script, answers, delta, event, progress, streams, usage
@@ -401,3 +404,42 @@ async def test_event_in_pieces_is_one(tmp_path: Path) -> None:
     async with front(tmp_path, script) as world:
         events = events_of(await world.ask(create(stream=True)))
         assert events[-1]["response"]["output"][0]["content"][0]["text"] == "Hi"
+
+
+async def test_truncation_auto_drops_the_oldest_turns(tmp_path: Path) -> None:
+    async with front(tmp_path, planned={"max_seq_len": 64}) as world:
+        world.engine.count_of = lambda body: 30 * len(body["messages"])
+        given = [{"role": role, "content": f"{role} {n}"} for n in range(2) for role in ("user", "assistant")]
+        given.append({"role": "user", "content": "last"})
+        refused = await world.ask(create(input=given))
+        assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+        trimmed = await world.ask(create(input=given, truncation="auto"))
+        assert trimmed.status == 200 and trimmed.headers["x-laya-trimmed"] == "4"
+        assert [each["content"] for each in world.engine.bodies[-1]["messages"]] == ["last"]
+        assert trimmed.json["truncation"] == "auto"
+
+
+async def test_turn_that_is_cancelled_by_its_id_says_so(tmp_path: Path) -> None:
+    async with front(tmp_path, streams(delta(content="Hel"), ends=False)) as world:
+        client = await world.client()
+        client.send(create("x-request-id: turn-1", stream=True))
+        await client.head()
+        cancelled = await world.ask(request(None, "/v1/requests/turn-1", method="DELETE"))
+        assert cancelled.status == 200
+        body = b"".join([piece async for piece in client.pieces()])
+        assert b"event: response.failed" in body and b"cancelled" in body
+        await world.settled()
+
+
+async def test_old_turns_are_forgotten_in_the_background(tmp_path: Path) -> None:
+    kept = KeptResponses(StoreConfig(keep=3600.0), tmp_path / "laya.db", 10**6)
+    for name, age_s in (("old", 7200), ("new", 0)):
+        created_s = time.time() - age_s
+        await kept.keep(KeptTurn(id=name, owner="", previous_id=None, root_id=name, created_s=created_s, document="{}",
+                                 input="[]"))  # fmt: skip
+    work = asyncio.ensure_future(kept.keep_pruned())
+    await asyncio.sleep(0)  # it is the next one in line of the store's thread
+    with pytest.raises(NotFound):
+        await kept.find("old", "")
+    assert (await kept.find("new", "")).id == "new"
+    work.cancel()
