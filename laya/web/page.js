@@ -20,6 +20,7 @@ const events = new Events(part("events-card"), part("events"));
 let timer = null;
 let isLooking = false;
 let isMissed = false;
+let isUser = false;
 
 async function look() {
   clearTimeout(timer);
@@ -30,11 +31,21 @@ async function look() {
   isLooking = true;
   let wait = LOOK_EVERY_MS;
   try {
-    const state = await ask("GET", "/admin/state");
-    draw(state);
-    await events.look();
-    if (state.models.some(({ state }) => state === "loading" || state === "draining")) wait = LOOK_SOON_MS;
+    if (isUser) {
+      await drawForUser();
+    } else {
+      const state = await ask("GET", "/admin/state");
+      draw(state);
+      await events.look();
+      if (state.models.some(({ state }) => state === "loading" || state === "draining")) wait = LOOK_SOON_MS;
+    }
   } catch (fault) {
+    if (fault.status === 403 && !isUser) {
+      isUser = true; // of this key: it may talk to models and see its own requests, no more
+      isLooking = false;
+      look();
+      return;
+    }
     if (fault.status === 401) {
       askForKey(hasKey() ? fault.message : "");
       isLooking = false;
@@ -49,9 +60,7 @@ async function look() {
 }
 
 function draw(state) {
-  part("key-form").hidden = true;
-  part("main").hidden = false;
-  part("forget-key").hidden = !hasKey();
+  show(true);
   write(part("version"), state.version);
   drawDevices(part("devices"), state);
   models.draw(state);
@@ -59,6 +68,21 @@ function draw(state) {
   chat.offer(state.models);
   const loaded = state.models.filter((model) => model.state === "ready").length;
   say(`${loaded} of ${state.models.length} models loaded, ${state.in_flight} ${state.in_flight === 1 ? "request" : "requests"} running`, false);
+}
+
+/** What a key that is no admin's may see: its models, its own requests. */
+async function drawForUser() {
+  const [models, requests] = await Promise.all([ask("GET", "/v1/models"), ask("GET", "/v1/requests")]);
+  show(false);
+  chat.offer(models.data.map(({ id, task, loaded }) => ({ id, task, state: loaded ? "ready" : "unloaded" })));
+  say(`${requests.data.length} of your ${requests.data.length === 1 ? "request" : "requests"} running`, false);
+}
+
+function show(isAdmin) {
+  part("key-form").hidden = true;
+  part("main").hidden = false;
+  part("left").hidden = !isAdmin;
+  part("forget-key").hidden = !hasKey();
 }
 
 function say(text, isBad) {
@@ -86,6 +110,7 @@ part("key-form").addEventListener("submit", (event) => {
     return;
   }
   useKey(key, part("keep-key").checked);
+  isUser = false;
   look();
 });
 part("forget-key").addEventListener("click", () => {

@@ -17,12 +17,17 @@ pytestmark = pytest.mark.engine
 
 MODEL = "smollm2-135m"
 KEY = "a-key-of-these-tests-only"
+USER_KEY, METRICS_KEY = "a-users-key-of-these-tests", "a-scrapers-key-of-these-tests"
 CONFIG = f"""
 max_seq_len: 512
 max_num_seqs: 1
 n_threads: 1
 defaults: {{max_tokens: 160, temperature: 0}}
-server: {{api_keys: [{{name: test, sha256: {hash_key(KEY)}}}]}}
+server:
+  api_keys:
+    - {{name: test, sha256: {hash_key(KEY)}}}
+    - {{name: kid, role: user, sha256: {hash_key(USER_KEY)}}}
+    - {{name: scraper, role: metrics, sha256: {hash_key(METRICS_KEY)}}}
 """
 WAIT_MS = 60_000
 
@@ -224,3 +229,20 @@ def test_page_fits_its_window_in_light_and_dark(
     is_dark = sum(map(int, re.findall(r"\d+", paper)[:3])) < sum(map(int, re.findall(r"\d+", ink)[:3]))
     assert is_dark == (scheme == "dark")
     context.close()
+
+
+def test_users_key_shows_a_chat_and_nothing_of_the_machine(page: Any, locked: Any) -> None:
+    page.goto(locked.url)
+    give_key(page, USER_KEY)
+    page.get_by_text("0 of your requests running").wait_for()
+    assert not page.get_by_role("region", name="Memory").is_visible()
+    assert not page.get_by_role("region", name="Models").is_visible()
+    answer = say(page, "Say hello.")
+    answer.get_by_text(re.compile(r"tok/s|tokens")).first.wait_for(timeout=WAIT_MS)
+    page.get_by_text(re.compile("[01] of your")).wait_for()
+
+
+def test_a_key_that_is_for_no_page_is_told_so(page: Any, locked: Any) -> None:
+    page.goto(locked.url)
+    give_key(page, METRICS_KEY)
+    page.get_by_text("needs a key with the role").wait_for()
