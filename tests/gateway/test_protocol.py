@@ -538,7 +538,7 @@ async def test_unknown_path_is_never_answered_with_a_template(tmp_path: Path, na
             assert "Did you mean /admin" not in answer.error["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat", "/api/generate", "/api/tags"])
+@pytest.mark.parametrize("path", ["/v1/complete", "/completion", "/generate"])
 async def test_endpoint_of_another_api_is_said_to_be_none_of_this_version(tmp_path: Path, path: str) -> None:
     async with front(tmp_path) as gate:
         answer = await gate.ask(request(CHAT, path))
