@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
+from laya.config.routing import RouteRule, RoutingConfig
 from laya.gateway.app import Guard
 from laya.gateway.heads import HOT_PATHS
 
@@ -358,3 +359,17 @@ async def test_store_that_cannot_be_read_leaves_the_keys_as_they_are(tmp_path: P
         assert (await gateway.ask(get_as("admin", "/admin/keys", "POST", {"name": "x"}))).error[
             "code"
         ] == "store_failed"
+
+
+async def test_a_name_that_is_no_model_allows_what_the_rules_make_of_it(tmp_path: Path) -> None:
+    rules = [RouteRule(model="auto", to="stub"), RouteRule(model="other", to="stub")]
+    keep(tmp_path, grant("admin", role="admin"), grant("kid", models=("auto",)), grant("ann", models=("stub",)))
+    async with front(tmp_path, routing=RoutingConfig(rules=rules)) as gateway:
+        for who, name, status in (
+            ("kid", "auto", 200), ("kid", "stub", 403), ("kid", "other", 403),
+            ("ann", "auto", 200), ("ann", "stub", 200), ("ann", "other", 200),  # by the model that serves it
+            ("ann", "nothing", 403),
+        ):  # fmt: skip
+            answer = await gateway.ask(chat_as(who, model=name))
+            assert answer.status == status, (who, name, answer)
+        await gateway.settled()
