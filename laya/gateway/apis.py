@@ -23,7 +23,7 @@ class Apis:
         self.kept = KeptResponses(config.store, database, config.server.max_body_bytes)
         tokenizers = Tokenizers(fleet)
         self.routes: list[Route] = [
-            *ResponsesApi(inner, self.kept).routes(),
+            *ResponsesApi(inner, self.kept, tokenizers).routes(),
             *MessagesApi(inner, tokenizers).routes(),
             *TokensApi(inner, tokenizers).routes(),
         ]

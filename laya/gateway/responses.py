@@ -24,6 +24,7 @@ from laya.gateway.responses_kept import KeptResponses
 from laya.gateway.responses_request import LOGPROBS, Create, chat_of, read_create
 from laya.gateway.responses_turn import Event, Turn, event_text, told_again
 from laya.gateway.roles import key_of
+from laya.gateway.tokens import Tokenizers
 from laya.store import KeptTurn
 from laya.types import EndpointKind
 
@@ -50,14 +51,16 @@ class _Place:
 class ResponsesApi:
     """The handlers."""
 
-    def __init__(self, inner: Inner, kept: KeptResponses) -> None:
+    def __init__(self, inner: Inner, kept: KeptResponses, tokenizers: Tokenizers) -> None:
         self._inner = inner
+        self._tokenizers = tokenizers
         self._kept = kept
 
     def routes(self) -> list[Route]:
         one = "/v1/responses/{response_id}"
         return [
             Route("/v1/responses", self.create, methods=["POST"]),
+            Route("/v1/responses/input_tokens", self.count, methods=["POST"]),
             Route(one, self.retrieve, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(one + "/input_items", self.input_items, methods=["GET"]),
@@ -67,11 +70,24 @@ class ResponsesApi:
     async def create(self, request: Request) -> Any:
         return self._inner.answer(EndpointKind.CHAT, self._answer)
 
-    async def _answer(self, exchange: InnerExchange, body: bytes) -> Response:
+    async def count(self, request: Request) -> Any:
+        return self._inner.answer(EndpointKind.CHAT, self._count)
+
+    async def _count(self, exchange: InnerExchange, body: bytes) -> Response:
+        """How many tokens the prompt of such a request has, the conversation before it included."""
         asked, items = read_create(body)
+        place = await self._place(exchange, asked, items)
+        n_tokens = await self._tokenizers.count(exchange, chat_of(asked, place.history, items, session=None))
+        return reply({"object": "response.input_tokens", "input_tokens": n_tokens})
+
+    async def _place(self, exchange: InnerExchange, asked: Create, items: list[Item]) -> _Place:
         previous_id = asked.previous_response_id
         before = await self._kept.until(previous_id, exchange.key_name or "") if previous_id is not None else []
-        place, turn = _Place(exchange, asked, items, before), Turn(asked)
+        return _Place(exchange, asked, items, before)
+
+    async def _answer(self, exchange: InnerExchange, body: bytes) -> Response:
+        asked, items = read_create(body)
+        place, turn = await self._place(exchange, asked, items), Turn(asked)
         exchange.may_trim = asked.truncation == "auto"
         chat = chat_of(asked, place.history, items, session=place.root_id or (turn.id if asked.is_kept else None))
         if asked.stream:

@@ -30,7 +30,7 @@ class KeptTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def n_bytes(self) -> int:
-        return len(self.document) + len(self.input)
+        return len(self.document.encode()) + len(self.input.encode())
 
 
 class _TurnRow(peewee.Model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -94,6 +95,15 @@ def test_previous_response_is_read_by_the_model(server: Serving) -> None:
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens  # the engine still had it
 
 
+def test_tokens_of_a_turn_are_counted_before_it_is_asked(server: Serving) -> None:
+    first = ask(server, input="My name is Ann.", instructions="Be brief.")
+    fields: Any = {"model": "smollm2", "input": "And yours?", "tools": [WEATHER], "previous_response_id": first.id}
+    counted = sdk(server).responses.input_tokens.count(**fields)
+    made = ask(server, max_output_tokens=1, **fields)
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == made.usage.input_tokens
+
+
 def test_answer_held_to_a_schema(server: Serving) -> None:
     made = ask(server, input="Give me a person.", text={"format": PERSON}, max_output_tokens=40)
     assert made.status == "completed"
@@ -138,8 +148,6 @@ def test_client_that_leaves_a_whole_answer_frees_the_slot(server: Serving) -> No
 
 @pytest.mark.anyio
 async def test_two_conversations_at_once_stay_apart(server: Serving) -> None:
-    import asyncio
-
     async with async_sdk(server) as client:
 
         async def talk(name: str) -> list[str]:
