@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 Piece: TypeAlias = dict[str, Any] | bytes  # an event's JSON, or a comment (": prefill 40 %") to pass on where it can be
 Work: TypeAlias = Callable[["InnerExchange", bytes], Awaitable[Response]]
+Render: TypeAlias = Callable[[LayaError], Response]  # an error in the words of the outer API
 HOLD_BYTES = 64 * KIB  # of an answer whose client reads slowly; above it the engine waits
 _OUTER_ALONE = (b"access-control-", b"vary:")  # what the app around the handler sets by itself
 _DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -60,8 +61,7 @@ def openai_error(error: LayaError) -> Response:
 
 def sse(events: AsyncIterator[bytes]) -> StreamingResponse:
     """A stream of server-sent events."""
-    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+    return StreamingResponse(events, 200, {"cache-control": "no-cache", "x-accel-buffering": "no"}, "text/event-stream")
 
 
 class _Door:
@@ -216,7 +216,7 @@ class InnerExchange(Exchange):
 class InnerAnswer:
     """What a handler returns to Starlette: runs `work` and ends it when the client leaves."""
 
-    def __init__(self, exchange: InnerExchange, work: Work, render: Callable[[LayaError], Response]) -> None:
+    def __init__(self, exchange: InnerExchange, work: Work, render: Render) -> None:
         self._exchange = exchange
         self._work = work
         self._render = render
@@ -285,11 +285,8 @@ class Inner:
         self._dispatcher = dispatcher
         self._limits = limits
 
-    def answer(
-        self, kind: EndpointKind, work: Work, render: Callable[[LayaError], Response] = openai_error
-    ) -> InnerAnswer:
-        """What a handler returns. `work` gets an exchange of this kind and the outer request's body; `render` puts an
-        error into the words of the outer API."""
+    def answer(self, kind: EndpointKind, work: Work, render: Render = openai_error) -> InnerAnswer:
+        """What a handler returns. `work` gets an exchange of this kind and the outer request's body."""
         return InnerAnswer(InnerExchange(self._dispatcher, self._limits, kind), work, render)
 
 
