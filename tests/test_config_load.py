@@ -337,3 +337,12 @@ def test_any_text_is_a_config_or_a_config_error(text: str) -> None:
     except ConfigError:
         return
     config.for_model("m").asked()
+
+
+def test_store_keeps_what_it_is_told_and_refuses_a_database_it_does_not_know() -> None:
+    store = load("store: {url: 'sqlite:////srv/laya.db', keep: 7d, max_bytes: 2GiB}").store
+    assert (store.url, store.keep, store.max_bytes) == ("sqlite:////srv/laya.db", 7 * 86400.0, 2 * 2**30)
+    assert load("store: {keep: -1}").store.keep == -1
+    assert load("store: {keep: null}").store.keep is None
+    said = message("store: {url: 'mysql://ann:secret@db/x'}")
+    assert "begins with sqlite:// or postgresql://, got mysql" in said and "secret" not in said
