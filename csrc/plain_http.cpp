@@ -121,6 +121,8 @@ bool take_request_header(std::string_view name, std::string_view value, PlainReq
             return !equals_lower(name, "authorization") || set_once(out.authorization, value);
         case 14:
             return !equals_lower(name, "content-length") || set_once(length, value);
+        case 15:
+            return !equals_lower(name, "x-laya-priority");
         case 16:
             return !equals_lower(name, "proxy-connection");
         case 17:

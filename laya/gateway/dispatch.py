@@ -191,7 +191,7 @@ class Dispatcher:
             endpoint.enqueue(exchange)
 
     def pump(self, endpoint: Endpoint) -> None:
-        """Let in what waits, first come first served, as far as there is room."""
+        """Let in what waits, whoever is next in line first, as far as there is room."""
         if endpoint.is_pumping:
             return
         endpoint.is_pumping = True
@@ -202,12 +202,9 @@ class Dispatcher:
 
     def _let_in(self, endpoint: Endpoint) -> None:
         while endpoint.queue and endpoint.pool is not None:
-            exchange = endpoint.queue[0]
-            if exchange.outcome is not None:
-                endpoint.queue.popleft()
-                continue
+            exchange = endpoint.queue.peek()
             if must_count(exchange, endpoint):
-                endpoint.queue.popleft()
+                endpoint.queue.take()
                 try:
                     refuse_hopeless(exchange, endpoint)
                 except LayaError as error:
@@ -220,10 +217,10 @@ class Dispatcher:
                 if not endpoint.try_reserve(exchange):
                     return
             except LayaError as error:
-                endpoint.queue.popleft()
+                endpoint.queue.take()
                 exchange.fail(error)
                 continue
-            endpoint.queue.popleft()
+            endpoint.queue.take()
             self.sending.send(exchange, endpoint)
 
     async def _count_then_admit(self, exchange: Exchange, endpoint: Endpoint, *, first: bool = False) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from laya.config import ResolvedModel
-from laya.errors import InvalidRequest, LayaError, ModelLoading, QueueFull, QueueTimeout
+from laya.errors import LayaError, ModelLoading, QueueFull, QueueTimeout
 from laya.gateway.plain import PlainLane
 from laya.gateway.pool import UpstreamPool
+from laya.gateway.promises import needs_of, promised_tokens
+from laya.gateway.queueing import WaitingLine, priority_for
 from laya.gateway.upstream import UpstreamConnection
 from laya.memory import Admission
 from laya.metrics import ModelStats
@@ -37,6 +38,8 @@ ENGINE_STARTS = {
     EndpointKind.RERANK: b"POST /v1/rerank",
 }
 DRAIN_LOOK_EVERY_S = 0.05
+TURN_S = 10.0  # how long a model that is used keeps its memory while another one waits for it
+LINGER_S = 0.5  # within its turn, one that was just used is not idle yet: its client may only be about to go on
 _SMOOTHING = 0.2  # weight of the newest request in the running mean of service times
 
 
@@ -58,8 +61,9 @@ class Endpoint:
         self.planned: PlannedSettings | None = None
         self.admission: Admission | None = None
         self.slots: Slots | None = None  # the engine's sequences, where keys are kept apart in them
-        self.queue: deque[Exchange] = deque()
+        self.queue = WaitingLine(settings.queue_timeout_s)
         self.has_failed = False  # its last engine ended by itself
+        self.is_drained = False  # it takes nothing new until a person loads it again
         self.stuck: str | None = None  # what its engine does not do any more, in words
         self.is_troubled = False  # its engine failed a request and has not served one since
         self.failed_s = 0.0  # when it last did
@@ -72,6 +76,9 @@ class Endpoint:
         self.mean_load_s = 5.0
         self.last_used_s = time.monotonic()
         self.held_back: str | None = None  # why nothing is let in for now
+        self._holds: dict[str, str] = {}  # the same, by who holds it back
+        self.opened_s = 0.0  # its engine became ready
+        self.yields_to: str | None = None  # the model that gets its memory when what runs here is done
         self.no_room: LayaError | None = None  # why its load has to wait for other models
         self.on_busy: Callable[[Endpoint], None] = _ignore  # it got its first request, or its last one has ended
 
@@ -81,7 +88,7 @@ class Endpoint:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.live or self.queue)
+        return bool(self.live or self.queue or self.n_counting)
 
     @property
     def is_serving(self) -> bool:
@@ -89,14 +96,48 @@ class Endpoint:
         return self.pool is not None and self.stuck is None
 
     @property
+    def takes_new(self) -> bool:
+        """Whether requests should be given to it where its model has others."""
+        return self.is_serving and self.yields_to is None and not self.is_drained
+
+    @property
     def may_leave(self) -> bool:
-        """Whether its engine may be stopped for the sake of another model."""
-        return self.pool is not None and not self.is_busy and not self.settings.pinned
+        """Whether its engine may be stopped for the sake of another model. Who waits here while it yields its turn
+        does not keep it; who was let in, or is about to be, does."""
+        is_left = self.yields_to is not None or not self.queue
+        return self.pool is not None and is_left and not (self.live or self.n_counting or self.settings.pinned)
+
+    def lingers(self, now_s: float) -> bool:
+        """Whether it was used a moment ago, in its turn: who asks one thing after another is about to come back."""
+        is_fresh = now_s - self.last_used_s < LINGER_S and now_s - self.opened_s < TURN_S
+        return is_fresh and self.yields_to is None and self.last_used_s > self.opened_s
+
+    def hold(self, by: str, why: str | None) -> None:
+        """Let nothing in for this reason of `by`, until it is called again without one. What runs goes on."""
+        self._holds.pop(by, None)
+        if why is not None:
+            self._holds[by] = why
+        self.held_back = next(iter(self._holds.values()), None)
 
     @property
     def tokens_promised(self) -> int:
         """Tokens of the KV pool that live requests may come to hold."""
         return sum(exchange.reserved_tokens for exchange in self.live)
+
+    def apply(self, settings: ResolvedModel) -> None:
+        """Other settings from now on; those that an engine is started with count from its next start.
+
+        Where plain bodies pass as they are and may not any more, they go the full way until then.
+        """
+        was, self.settings = self.settings, settings
+        self.kinds, self.is_replica = KINDS_OF[settings.task], settings.replicas > 1
+        for_bodies = (was.defaults, was.overflow, was.enable_streaming)
+        if for_bodies != (settings.defaults, settings.overflow, settings.enable_streaming):
+            self.passes_plain = False
+            if self._lane is not None:
+                self._lane.close(self.index)
+        if not self.queue:
+            self.queue = WaitingLine(settings.queue_timeout_s)
 
     def open(self, address: EngineAddress, plan: Plan, template_bytes: int) -> None:
         """An engine is ready: from now on sequences can be reserved."""
@@ -114,7 +155,7 @@ class Endpoint:
             head = self.pool.head(ENGINE_STARTS[EndpointKind.CHAT])
             takes_streams = settings.enable_streaming
             self._lane.open(self.index, self.model_id, head, template_bytes, planned.max_seq_len, takes_streams)
-        self.last_used_s = time.monotonic()  # a ttl counts from here, however long ago the last request was
+        self.last_used_s = self.opened_s = time.monotonic()  # a ttl counts from here, whenever the last request was
         # one batch of the pool stays free: the engine fills cells a batch at a time
         pool_tokens = plan.settings.kv_pool_tokens - plan.settings.n_batch if plan.settings.kv_unified else None
         self.admission = Admission(plan.settings.max_num_seqs, pool_tokens)
@@ -141,9 +182,9 @@ class Endpoint:
         parsed = exchange.parsed
         assert parsed is not None
         if parsed.n_seqs == 1 and admission.kv_pool_tokens is None:  # always fits, if not now
-            n_seqs, tokens = 1, self.promised_tokens(exchange)
+            n_seqs, tokens = 1, promised_tokens(exchange, self)
         else:
-            n_seqs, tokens = self._needs(exchange, admission)
+            n_seqs, tokens = needs_of(exchange, self, admission)
         if not admission.try_reserve(n_seqs, tokens):
             return False
         exchange.admission, exchange.reserved_seqs, exchange.reserved_tokens = admission, n_seqs, tokens
@@ -169,42 +210,6 @@ class Endpoint:
             self.on_busy(self)
         return connection
 
-    def _needs(self, exchange: Exchange, admission: Admission) -> tuple[int, int]:
-        """Sequences, and the tokens of all of them. Raises InvalidRequest where that is more than there is."""
-        parsed = exchange.parsed
-        assert parsed is not None
-        n_seqs = parsed.n_seqs
-        if parsed.n_choices <= admission.max_num_seqs:  # the choices of a prompt run together, prompts take turns
-            n_seqs = min(n_seqs, admission.max_num_seqs)
-        tokens = self.promised_tokens(exchange) * n_seqs
-        if not admission.can_ever_fit(n_seqs, tokens):
-            raise self._never(n_seqs, tokens)
-        return n_seqs, tokens
-
-    def promised_tokens(self, exchange: Exchange) -> int:
-        """Tokens one sequence of this request may come to hold: its prompt's bound and its ceiling."""
-        parsed, planned = exchange.parsed, self.planned
-        assert parsed is not None and planned is not None
-        prompt_tokens = exchange.prompt_tokens or parsed.prompt_bound_tokens + self.template_bytes
-        if parsed.max_tokens is None and not planned.kv_unified:
-            return planned.max_seq_len
-        return min(prompt_tokens + (parsed.max_tokens or self.settings.default_max_tokens), planned.max_seq_len)
-
-    def _never(self, n_seqs: int, tokens: int) -> LayaError:
-        planned = self.planned
-        assert planned is not None
-        if n_seqs > planned.max_num_seqs:
-            return InvalidRequest(
-                f"This request asks for {n_seqs} sequences at once; '{self.model_id}' runs {planned.max_num_seqs} "
-                f"(max_num_seqs).",
-                param="n",
-            )
-        return InvalidRequest(
-            f"This request may come to hold {tokens} tokens; the pool of '{self.model_id}' holds "
-            f"{planned.kv_pool_tokens - planned.n_batch} (kv_pool_tokens). Lower max_tokens or shorten the prompt.",
-            param="max_tokens",
-        )
-
     def release(self, exchange: Exchange) -> None:
         """Give back what the exchange reserved, to the admission it came from."""
         if exchange.admission is not None:
@@ -218,43 +223,38 @@ class Endpoint:
                 self.on_busy(self)
         self.last_used_s = time.monotonic()
         if not exchange.sent_s:
-            self.drop_ended()
+            self.queue.discard(exchange)
         elif exchange.outcome == "served":
             self.mean_service_s += _SMOOTHING * (self.last_used_s - exchange.sent_s - self.mean_service_s)
 
     # the queue
     def enqueue(self, exchange: Exchange, *, first: bool = False) -> None:
-        """Wait in line; `first`: it was the first in line before. Raises QueueFull, and what `try_reserve` raises."""
+        """Wait in line; `first`: it was its turn before. Raises QueueFull, and what `try_reserve` raises."""
         if first:
-            self.queue.appendleft(exchange)
+            self.queue.put_back(exchange)
             return
         if self.admission is not None:
-            self._needs(exchange, self.admission)  # what can never run need not wait
+            needs_of(exchange, self, self.admission)  # what can never run need not wait
         self.check_queue()
         limit_s = self.settings.queue_timeout_s
         if self.pool is None:
             limit_s += self.settings.load_timeout_s
         exchange.deadline_s = time.monotonic() + limit_s
-        self.queue.append(exchange)
+        self.queue.add(exchange, priority_for(exchange))
 
     def check_queue(self) -> None:
-        """Raise QueueFull, or ModelLoading, where no more may wait."""
-        self.drop_ended()
-        if len(self.queue) + self.n_counting >= self.settings.queue_size:
+        """Raise QueueFull, or ModelLoading, where no more may wait. One always waits for an engine to come."""
+        n_waiting, allowed = len(self.queue) + self.n_counting, self.settings.queue_size
+        if self.pool is None:
+            allowed = max(allowed, 1)
+        if n_waiting >= allowed:
             error = ModelLoading if self.pool is None else QueueFull
             raise error(
-                f"{len(self.queue) + self.n_counting} requests wait for '{self.model_id}' already (queue_size).",
-                self.expected_wait_s(),
+                f"{n_waiting} requests wait for '{self.model_id}' already (queue_size).", self.expected_wait_s()
             )
-
-    def drop_ended(self) -> None:
-        """Forget waiting requests whose clients have left."""
-        if any(exchange.outcome is not None for exchange in self.queue):
-            self.queue = deque(exchange for exchange in self.queue if exchange.outcome is None)
 
     def is_waited_for(self) -> bool:
         """Whether the engine would have something to do."""
-        self.drop_ended()
         return bool(self.queue)
 
     def expected_wait_s(self) -> float:
@@ -269,9 +269,8 @@ class Endpoint:
         for exchange in list(self.queue):
             if min(exchange.deadline_s, exchange.arrived_s + longest_s) > now_s:
                 continue
-            if exchange not in self.queue:
+            if not self.queue.discard(exchange):
                 continue  # let in by the end of the one before it
-            self.queue.remove(exchange)
             waited_s = now_s - exchange.arrived_s
             exchange.fail(
                 self.no_room
@@ -284,8 +283,7 @@ class Endpoint:
 
     def fail_waiting(self, error: LayaError) -> None:
         """The engine these requests wait for will not come."""
-        waiting, self.queue = self.queue, deque()
-        for exchange in waiting:
+        for exchange in self.queue.take_all():
             exchange.fail(error)
 
     def fail_all(self, error: LayaError) -> None:

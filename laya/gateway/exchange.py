@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from laya.errors import EngineCrashed, EngineFailed, LayaError, PayloadTooLarge, RequestCancelled, ServerStopping
 from laya.gateway.answering import Answering, Outcome
 from laya.gateway.assemble import encode
-from laya.gateway.heads import new_request_id
+from laya.gateway.heads import new_request_id, priority_of
 from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES, SMALL_BODY_BYTES, bodies_full, body_too_large
 from laya.gateway.plain import parse
 from laya.gateway.sse import event_bytes
-from laya.types import EndpointKind
+from laya.types import EndpointKind, Priority
 
 if TYPE_CHECKING:
     from laya.gateway.account import Key
@@ -55,6 +55,7 @@ class Exchange(Answering):
     header_model: str | None = None
     header_session: str | None = None
     rule_headers: Mapping[str, str] = MappingProxyType({})  # those that routing.rules ask about
+    priority: Priority = "default"  # as it asked
     key: Key | None = None
     account: Key | None = None  # the same key, where this request counts against its limits
     charged_tokens = 0  # of the key's tokens a minute, until it is settled
@@ -121,6 +122,8 @@ class Exchange(Answering):
                 self.header_model = value.decode("latin-1")
             elif name == b"x-session-id":
                 self.header_session = value.decode("latin-1")
+            elif name == b"x-laya-priority":
+                self.priority = priority_of(value.decode("latin-1"))
             elif name == b"x-request-id" and 0 < len(value) <= REQUEST_ID_LIMIT_BYTES:
                 self.request_id = value
             elif name == b"expect" and value.lower() == b"100-continue":

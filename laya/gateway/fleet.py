@@ -29,6 +29,7 @@ from laya.gateway.room import Room
 from laya.gateway.shown import Shown
 from laya.gateway.slots import slots_of
 from laya.gateway.threads import Threads
+from laya.gateway.turns import Turns
 from laya.gateway.watch import Watch
 from laya.memory import Budget, Machine
 from laya.metrics import GatewayStats
@@ -68,7 +69,7 @@ class Fleet(Shown):
         self.ledger = self.loading.ledger
         self.threads = Threads(self.ledger, machine.cores)
         self.relief = Relief(self)
-        self.room = Room(self.ready, self.loading.reach_bytes)
+        self.room = Room(self.ready, self.loading.reach_bytes, Turns(self))
         self.together = Replicas(self)
         self.health = Health(self)
         self.watch = Watch(self)
@@ -80,7 +81,7 @@ class Fleet(Shown):
 
     # which models there are
     def attend(self, endpoint: Endpoint) -> None:
-        endpoint.held_back = self.relief.reason
+        endpoint.hold("memory", self.relief.reason)
         endpoint.on_busy = self._busy_changed
         self.supervisor.register(
             endpoint.name,
@@ -103,10 +104,13 @@ class Fleet(Shown):
 
     async def _wake(self, endpoint: Endpoint) -> None:
         try:
-            await self.room.take_turn_for_queue(endpoint)
+            if not await self.room.take_turn_for_queue(endpoint):
+                return
         except LayaError as error:
             endpoint.fail_waiting(error)
         else:
+            if endpoint.queue and endpoint.pool is None:  # its engine is gone again
+                self.wake(endpoint)
             await self.together.load_rest(endpoint)
 
     async def load(self, endpoint: Endpoint, *, anyway: bool = False) -> EngineAddress:
@@ -182,10 +186,12 @@ class Fleet(Shown):
         grant = self.threads.admit(endpoint, plan.settings.n_threads)
         return engine_settings(endpoint.settings, file, plan, pooling, grant, name=name)
 
-    def leaving_order(self, wanted: Endpoint | None) -> list[Endpoint]:
-        """Idle engines that may leave for the sake of another model, the longest unused first."""
-        own = self.replicas(wanted) if wanted is not None else ()
+    def leaving_order(self, wanted: Endpoint | None, *, at_once: bool = False) -> list[Endpoint]:
+        """Idle engines that may leave for the sake of another model, the longest unused first. at_once: those too that
+        were used a moment ago, within their turn."""
+        own, now_s = self.replicas(wanted) if wanted is not None else (), time.monotonic()
         idle = [other for other in self.endpoints.values() if other not in own and other.may_leave]
+        idle = [other for other in idle if at_once or not other.lingers(now_s)]
         return sorted(idle, key=lambda endpoint: endpoint.last_used_s)
 
     def kept_for(self, endpoint: Endpoint) -> list[Endpoint]:

@@ -214,7 +214,7 @@ class Loading:
 
     async def _leave(self, idle: Endpoint, wanted_id: str) -> None:
         """Unload for the sake of another, and wait until the machine shows what the engine held."""
-        if idle.is_busy:
+        if not idle.may_leave:
             return  # a request came meanwhile; what is planned next sees it
         held_bytes = next((status.anonymous_bytes for status in self._supervisor.status() if status.id == idle.name), 0)
         before_bytes = self._machine.available_bytes()

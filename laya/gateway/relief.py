@@ -34,7 +34,7 @@ class Relief:
         """False: nothing is loaded, and new requests wait in their queues; what runs goes on."""
         self.reason = None if admitting else reason or "memory is short"
         for endpoint in list(self._fleet.endpoints.values()):
-            endpoint.held_back = self.reason
+            endpoint.hold("memory", self.reason)
             if admitting:
                 self._fleet.pump(endpoint)
 
@@ -61,7 +61,7 @@ class Relief:
 
     async def unload_idle(self) -> list[str]:
         """Unload the longest unused of the idle models; gives its id, or nothing. Pinned models stay."""
-        for idle in self._fleet.leaving_order(None):
+        for idle in self._fleet.leaving_order(None, at_once=True):
             await self._fleet.unload(idle, deadline_s=0.0)
             return [idle.name]
         return []

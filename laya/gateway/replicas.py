@@ -32,9 +32,10 @@ class Replicas:
     def choose_eligible(self, endpoint: Endpoint) -> None:
         """An engine of this model came or went, or is stuck: requests may go to those that are ready, else the door."""
         group = self._fleet.replicas(endpoint)
-        if len(group) == 1:
+        if len(group) == 1 or endpoint.is_drained:
             return
-        chosen = [each for each in group if each.is_serving] or [group[0]]
+        chosen = [each for each in group if each.takes_new] or [each for each in group if each.is_serving]
+        chosen = chosen or [group[0]]
         for each in group:
             self._fleet.router.set_eligible(each.index, each in chosen)
 
@@ -42,14 +43,12 @@ class Replicas:
         """An engine is ready, or done: what waits at the others of its model moves to it, as far as it has room."""
         for other in self._fleet.replicas(free):
             while other.queue and other is not free and free.admission is not None:
-                other.drop_ended()
                 may_move = free.admission.free_seqs > 0 or not other.is_serving
-                if not (other.queue and may_move and self._fleet.pass_on(other.queue[0])):
+                if not (may_move and self._fleet.pass_on(other.queue.peek())):
                     break
 
     def leave_to_others(self, endpoint: Endpoint) -> None:
         """Its engine serves nobody for now: what waits at it goes to the others of its model, where there are any."""
-        endpoint.drop_ended()
         for exchange in list(endpoint.queue):
             if not self._fleet.pass_on(exchange):
                 return
@@ -78,7 +77,7 @@ class Replicas:
     def sweep(self, now_s: float) -> None:
         """Bring back what failed beside a replica that runs; load what is not loaded where requests wait."""
         for group in self._fleet.groups():
-            if len(group) == 1 or not any(each.is_serving for each in group):
+            if len(group) == 1 or group[0].is_drained or not any(each.is_serving for each in group):
                 continue
             is_waited_for = any(each.queue for each in group)
             for each in group:

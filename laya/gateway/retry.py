@@ -79,7 +79,7 @@ class Retries:
                 endpoint.model_id, session, exchange.kind, flags, 0, exchange.routed_tokens, exchange.routed_seqs, b""
             )
         finally:
-            router.set_eligible(endpoint.index, endpoint.is_serving)  # as it was, beside others that serve
+            router.set_eligible(endpoint.index, endpoint.takes_new)  # as it was, beside others that serve
 
     def _leave(self, exchange: Exchange, endpoint: Endpoint) -> None:
         """Give back what it holds there, as its end would."""
@@ -88,8 +88,7 @@ class Retries:
             connection.abort()
         self._dispatcher.fleet.health.give_back(endpoint, exchange.routed_seqs, exchange.routed_tokens)
         endpoint.release(exchange)
-        if exchange in endpoint.queue:
-            endpoint.queue.remove(exchange)
+        endpoint.queue.discard(exchange)
         exchange.begin_anew()
 
     def _arrive(self, exchange: Exchange, endpoint: Endpoint) -> None:

@@ -39,7 +39,8 @@ class Request:
 
     def __init__(self) -> None:
         self.outcome: str | None = None
-        self.arrived_s = time.monotonic()
+        self.arrived_s = self.read_s = time.monotonic()
+        self.key_name = None
         self.deadline_s = self.arrived_s + 360
         self.error: LayaError | None = None
 
@@ -71,7 +72,7 @@ def end(world: World, name: str) -> None:
 def ask(world: World, name: str) -> Request:
     """A request that waits for this model."""
     request, endpoint = Request(), world.endpoint(name)
-    endpoint.queue.append(request)  # type: ignore[arg-type]
+    endpoint.queue.add(request, "default")  # type: ignore[arg-type]
     world.fleet.wake(endpoint)
     return request
 
@@ -161,7 +162,7 @@ async def test_requests_for_more_models_than_fit_are_answered_in_turn(make_world
 
     def pump(endpoint: Endpoint) -> None:
         while endpoint.queue and endpoint.pool is not None:
-            request: Any = endpoint.queue.popleft()
+            request: Any = endpoint.queue.take()
             begin(world, endpoint.model_id)
             served.append(request)
             loop.call_later(0.01, end, world, endpoint.model_id)
