@@ -58,9 +58,16 @@ class ServerClient:
         """The JSON at `path`."""
         return self._ask("GET", path, params=params, timeout_s=timeout_s)
 
-    def post(self, path: str, body: Any = None, *, timeout_s: float | None = ANSWER_TIMEOUT_S) -> Any:
+    def post(
+        self,
+        path: str,
+        body: Any = None,
+        params: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float | None = ANSWER_TIMEOUT_S,
+    ) -> Any:
         """The JSON answer to `body`."""
-        return self._ask("POST", path, json=body, timeout_s=timeout_s)
+        return self._ask("POST", path, json=body, params=params, timeout_s=timeout_s)
 
     def delete(
         self, path: str, params: Mapping[str, str] | None = None, *, timeout_s: float | None = ANSWER_TIMEOUT_S

@@ -92,8 +92,8 @@ def load(
     as_json: Json = False,
 ) -> None:
     """Load a model now instead of at its first request."""
-    query = "?anyway=true" if anyway else ""
-    status = ServerClient().post(f"/admin/models/{model}/load{query}", timeout_s=None)
+    params = {"anyway": "true"} if anyway else None
+    status = ServerClient().post(f"/admin/models/{model}/load", params=params, timeout_s=None)
     _say(status, as_json)
 
 

@@ -93,6 +93,7 @@ def test_ps_of_an_idle_server_tells_memory_and_what_can_be_loaded(laya: Laya) ->
 def test_load_and_unload_say_the_state(laya: Laya) -> None:
     assert laya("load", "smollm2") == (0, f"{MODEL}: ready\n", "")
     assert laya("load", MODEL) == (0, f"{MODEL}: ready\n", "")
+    assert laya("load", MODEL, "--anyway") == (0, f"{MODEL}: ready\n", "")
     code, out, _ = laya("load", "other", "--json")
     status = json.loads(out)
     assert (code, status["id"], status["state"]) == (0, "other", "ready")
