@@ -186,6 +186,12 @@ class ModelLoading(QueueFull):
     code, type, http_status = "model_loading", "server_error", 503
 
 
+class ModelDraining(QueueFull):
+    """A model that finishes what it has and takes nothing new."""
+
+    code, type, http_status = "model_draining", "server_error", 503
+
+
 class MemoryBusy(QueueFull):
     """A model that fits as soon as others that work now are done. 503: the same request can be answered later."""
 

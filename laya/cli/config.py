@@ -41,10 +41,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def check(file: File = None, as_json: Json = False) -> None:
     """Say whether the configuration is right, or what is wrong in which line."""
     try:
-        document, config = _load(file)
-        _check_engine_arguments(config)
-        _check_address(config)
-        warnings = _check_models(config, document)
+        document, config, warnings = checked(file)
     except ConfigError as error:
         if not as_json:
             raise
@@ -98,6 +95,14 @@ def hash_key_command(
     print("# for config.yaml:")
     entry = {"server": {"api_keys": [{"name": name, "sha256": hash_key(key)}]}}
     print(yaml.safe_dump(entry, sort_keys=False), end="")
+
+
+def checked(file: Path | None) -> tuple[Document | None, Config, list[str]]:
+    """The configuration with what is to be said of it. Raises ConfigError that names what is wrong, and the line."""
+    document, config = _load(file)
+    _check_engine_arguments(config)
+    _check_address(config)
+    return document, config, _check_models(config, document)
 
 
 def _load(file: Path | None) -> tuple[Document | None, Config]:

@@ -17,15 +17,18 @@ from rich.console import Console
 
 import laya
 from laya.cli.client import DEFAULT_URL
+from laya.cli.config import checked
 from laya.cli.output import shown
 from laya.config import ApiKey, Config, ModelConfig, load_config, parse_engine_flags, with_settings
 from laya.config.hosts import is_loopback
 from laya.config.keys import hash_key, new_key
+from laya.config.places import config_path
 from laya.engines.llamacpp_child import die_with_parent
 from laya.errors import ConfigError, LayaError
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.fleet import DATABASE
 from laya.gateway.live_keys import lasts, read_keys
+from laya.gateway.operating import ConfigSource
 from laya.gateway.server import Gateway, listen
 from laya.gateway.server import run as run_server
 from laya.memory import size_text
@@ -55,11 +58,20 @@ def serve(
 ) -> None:
     """Serve models on one port. Settings of config.yaml, vLLM and llama.cpp work as flags (--max-seq-len 8192)."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    names, config = _configured(context, models or [], config_file, memory_budget)
-    if anyway:
-        config = msgspec.structs.replace(config, memory=msgspec.structs.replace(config.memory, anyway=True))
     home = home_path()
-    config, lan_key = _with_address(config, host, port, lan, home)
+
+    def configured() -> tuple[list[str], Config, str | None]:
+        names, config = _configured(context, models or [], config_file, memory_budget)
+        if anyway:
+            config = msgspec.structs.replace(config, memory=msgspec.structs.replace(config.memory, anyway=True))
+        config, lan_key = _with_address(config, host, port, lan, home)
+        return names, config, lan_key
+
+    def configured_again() -> Config:
+        checked(config_file)
+        return configured()[1]
+
+    names, config, lan_key = configured()
     sock = listen(config.server.host, config.server.port)
     preload = names or [name for name in config.models if config.for_model(name).preload]
     router = "native" if NATIVE else f"plain Python ({WHY_NOT_NATIVE})"
@@ -72,6 +84,7 @@ def serve(
             preload=preload,
             on_loaded=lambda gateway, endpoint: _say_loaded(console, gateway, endpoint),
             on_ready=lambda gateway: _say_ready(console, gateway, sock, lan_key, preload),
+            source=ConfigSource(configured_again, lambda: config_file or config_path(os.environ)),
         )
     )
 

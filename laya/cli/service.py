@@ -86,6 +86,7 @@ def unit_here(*, user: bool, run_as: str | None, config_file: Path | None) -> Se
         run_as=account.pw_name if account is not None else None,
         laya_home=SYSTEM_HOME if is_own_account else _laya_home(),
         memory_max=memory_max(config),
+        drain_timeout_s=config.server.drain_timeout_s,
         groups=() if user else gpu_groups(),
         modprobe=not user and Path("/usr/bin/nvidia-modprobe").exists(),
     )

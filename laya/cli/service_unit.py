@@ -8,14 +8,15 @@ In a service the guard makes its groups below the unit's (Delegate). Knows no co
 from __future__ import annotations
 
 import grp
+import math
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from laya.config import Config, parse_budget
+from laya.config import Config, ServerConfig, parse_budget
 from laya.engines.ceiling_place import SCOPE_CPU_WEIGHT
-from laya.gateway.server import GRACE_S, OPEN_FILES_LIMIT
+from laya.gateway.server import OPEN_FILES_LIMIT
 from laya.memory.machine import MAX_SHARE
 from laya.types import MIB
 
@@ -36,6 +37,7 @@ class ServiceUnit(msgspec.Struct, frozen=True, kw_only=True):
     run_as: str | None = SYSTEM_USER
     laya_home: Path | None = SYSTEM_HOME
     memory_max: str = f"{MAX_SHARE:.0%}"
+    drain_timeout_s: float = ServerConfig().drain_timeout_s
     groups: tuple[str, ...] = GPU_GROUPS
     modprobe: bool = False  # NVIDIA's helper is there: it makes the device files that a card needs
 
@@ -107,13 +109,14 @@ def _start(unit: ServiceUnit) -> list[str]:
         *lines,
         f"WorkingDirectory={SYSTEM_HOME if owns_state else '%h' if unit.is_user else '~'}",
         f"ExecStart={' '.join(map(_word, words))}",
+        "ExecReload=/bin/kill -HUP $MAINPID",
         "# what is wrong in the config, or does not fit, is not mended by another start",
         "Restart=on-failure",
         "RestartSec=5",
         "RestartPreventExitStatus=2 3",
         "# answers that are on their way may finish; engines are stopped by Laya",
         "KillMode=mixed",
-        f"TimeoutStopSec={GRACE_S + ENGINES_STOP_S}",
+        f"TimeoutStopSec={math.ceil(unit.drain_timeout_s) + ENGINES_STOP_S}",
     ]
 
 

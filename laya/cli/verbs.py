@@ -38,6 +38,8 @@ VERBS = {
     "load": Verb("running", "load"),
     "unload": Verb("running", "unload"),
     "logs": Verb("running", "logs"),
+    "drain": Verb("drain", "drain", is_more=True),
+    "reload": Verb("reload", "reload", is_more=True),
     "doctor": Verb("doctor", "doctor"),
     "smoke": Verb("smoke", "smoke", is_more=True),
     "bench": Verb("bench", "bench", takes_flags=True, is_more=True, has_own_help=True),

@@ -68,7 +68,7 @@ class Desk:
     async def models(self, request: Request) -> Response:
         await self.fleet.refresh()
         key, id_of = key_of(request), self.fleet.roster.id_of
-        found = [group[0] for group in self.fleet.groups()]
+        found = [group[0] for group in self.fleet.served()]
         shown = [each for each in found if key is None or key.may_use(each.model_id, each.model_id, id_of)]
         data = [await self._model(each) for each in shown]
         return reply({"object": "list", "data": data})

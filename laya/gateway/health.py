@@ -21,15 +21,15 @@ class Health:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._breakers = Breakers(fleet.router.table)
-        # Where a request has nowhere else to go, a breaker would only turn an engine's words into Laya's.
-        self._always_opens = bool(fleet.config.routing.rules or fleet.config.routing.pools)
 
     def failed(self, endpoint: Endpoint) -> None:
         """The engine failed a request by its own fault: it did not answer, broke off, or said that it failed."""
         fleet = self._fleet
         fleet.stats.count_engine_error(endpoint.model_id)
         endpoint.is_troubled, endpoint.failed_s = True, fleet.now_s()
-        may_open = self._always_opens or len(fleet.replicas(endpoint)) > 1
+        routing = fleet.config.routing
+        # Where a request has nowhere else to go, a breaker would only turn an engine's words into Laya's.
+        may_open = bool(routing.rules or routing.pools) or len(fleet.replicas(endpoint)) > 1
         if self._breakers.failed(endpoint.index, fleet.now_s(), may_open=may_open):
             text = f"the engine of '{endpoint.name}' failed request after request; it gets none for a while"
             fleet.events.add("breaker_open", text, model=endpoint.model_id)

@@ -48,9 +48,17 @@ class Limits:
     """What a connection may take; from the config's `server` section."""
 
     def __init__(self, *, max_body_bytes: int, header_timeout_s: float, body_timeout_s: float, keep_alive_s: float):
+        self.bodies = BodyBudget(BODIES_AT_ONCE * max_body_bytes)
+        self._set(max_body_bytes, header_timeout_s, body_timeout_s, keep_alive_s)
+
+    def apply(self, server: ServerConfig) -> None:
+        """Other limits from now on; what is held stays held."""
+        self.bodies.limit_bytes = BODIES_AT_ONCE * server.max_body_bytes
+        self._set(server.max_body_bytes, server.header_timeout_s, server.body_timeout_s, server.keep_alive_s)
+
+    def _set(self, max_body_bytes: int, header_timeout_s: float, body_timeout_s: float, keep_alive_s: float) -> None:
         self.max_body_bytes = max_body_bytes
         self.plain_body_bytes = min(max_body_bytes, SMALL_BODY_BYTES)
-        self.bodies = BodyBudget(BODIES_AT_ONCE * max_body_bytes)
         self.idle_s = keep_alive_s
         self.seconds = {  # by what a connection waits for
             "first": header_timeout_s,

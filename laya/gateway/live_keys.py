@@ -38,7 +38,8 @@ class LiveKeys(KeyRing):
         self._reading: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
         may_be_open = is_loopback(server.host)
-        super().__init__(self._all(read_keys(database)), server.cors_origins, may_be_open=may_be_open)
+        self._kept = read_keys(database)
+        super().__init__(self._all(self._kept), server.cors_origins, may_be_open=may_be_open)
 
     def _all(self, kept: Iterable[KeyGrant]) -> list[KeyGrant]:
         """The config's keys, and those of the store that have a name and digest of their own."""
@@ -63,7 +64,13 @@ class LiveKeys(KeyRing):
     async def refresh(self) -> None:
         """Read the store again. Raises StoreError, and the keys stay as they were."""
         self._seen_ns = self._stamp_ns()
-        self.replace(self._all(await asyncio.to_thread(read_keys, self._database)))
+        self._kept = await asyncio.to_thread(read_keys, self._database)
+        self.replace(self._all(self._kept))
+
+    def configure(self, server: ServerConfig) -> None:
+        """The config's keys are these from now on; those of the store stay."""
+        self._configured = [grant_of(key) for key in server.api_keys]
+        self.replace(self._all(self._kept))
 
     async def create(self, grant: KeyGrant) -> KeyGrant:
         """A new key, in force when this returns. Raises InvalidRequest."""

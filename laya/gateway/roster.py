@@ -29,7 +29,7 @@ class Roster:
         self.files: dict[str, ModelFile] = {}
         self.entries = Entries(config, home)
         self._config = config
-        self._home = home
+        self.home = home
         self._models_dir = Path(config.models_dir)
         self._id_of: dict[str, str] = {}
         self._learned: set[str] = set()
@@ -77,7 +77,7 @@ class Roster:
     def forget(self, model_id: str) -> None:
         names = [*self.aliases(model_id), model_id]
         for name in names:
-            del self._id_of[name]
+            self._id_of.pop(name, None)
         self._learned.difference_update(names)
         del self.files[model_id]
 
@@ -95,7 +95,7 @@ class Roster:
             if name in self._misses or len(self._misses) > _MISSES_LIMIT:
                 raise ModelNotFound(name, self._id_of)
         try:
-            return resolve(name, models_dir=self._models_dir, home=self._home, allow_path=False)
+            return resolve(name, models_dir=self._models_dir, home=self.home, allow_path=False)
         except ModelNotPulled:
             raise
         except ModelNotFound:
@@ -111,7 +111,7 @@ class Roster:
 
     def on_disk(self) -> list[ModelFile]:
         """What is in the store and in models_dir now. Reads the disk: not on the loop once it runs."""
-        return available(models_dir=self._models_dir, home=self._home)
+        return available(models_dir=self._models_dir, home=self.home)
 
     def is_scan_due(self) -> bool:
         """Whether the disk should be read again; who is told so reads it."""

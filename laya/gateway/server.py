@@ -28,7 +28,7 @@ from starlette.applications import Starlette
 from laya.config import Config
 from laya.engines.ceiling import Ceilings
 from laya.engines.process import EngineProcess
-from laya.engines.supervisor import Supervisor
+from laya.engines.supervisor import SHUTDOWN_S, Supervisor
 from laya.errors import ConfigError, LayaError, ServerStopping
 from laya.gateway.apis import Apis
 from laya.gateway.app import build_app
@@ -41,6 +41,7 @@ from laya.gateway.guarding import Guarding, claim_ceilings
 from laya.gateway.inner import Inner
 from laya.gateway.limits import Limits
 from laya.gateway.live_keys import LiveKeys
+from laya.gateway.operating import ConfigSource, Operating
 from laya.gateway.protocol import LayaProtocol
 from laya.memory import Machine
 from laya.metrics import GatewayStats
@@ -51,7 +52,6 @@ SWEEP_EVERY_S = 0.25
 LOOK_EVERY_S = 0.05  # while the last answers finish
 OPEN_FILES_LIMIT = 8192  # each may hold a head and a small body
 INTERRUPTED = 130  # the exit code after Ctrl-C
-GRACE_S = 30  # how long answers that are on their way may go on after the first signal
 
 
 class Server(uvicorn.Server):
@@ -71,6 +71,8 @@ class Server(uvicorn.Server):
             self.exit_code = INTERRUPTED
         if self.should_exit:
             self.force_exit = True
+            if not self._gateway.stats.in_flight:  # nobody is to be told, and engines may be on their way out
+                self._gateway.supervisor.kill()
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -78,14 +80,15 @@ class Server(uvicorn.Server):
         n_answers = self._gateway.stats.in_flight
         if n_answers and not self.force_exit:
             what = "1 answer" if n_answers == 1 else f"{n_answers} answers"
-            print(f"laya: finishing {what}, at most {GRACE_S} s; signal again to stop now", file=sys.stderr, flush=True)
+            what += f", at most {self._gateway.config.server.drain_timeout_s:g} s"
+            print(f"laya: finishing {what}; signal again to stop now", file=sys.stderr, flush=True)
         await super().shutdown(sockets)
         if self.force_exit:  # uvicorn leaves this out, and engines with it
             await self.lifespan.shutdown()
 
     async def _wait_tasks_to_complete(self) -> None:
         """In place of uvicorn's, which has no word for the clients of what it cuts off."""
-        end_s = time.monotonic() + GRACE_S
+        end_s = time.monotonic() + self._gateway.config.server.drain_timeout_s
         state = self.server_state
         while (state.connections or state.tasks) and not self.force_exit and time.monotonic() < end_s:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -149,7 +152,15 @@ def _port_owner(port: int) -> str:
 class Gateway:
     """Everything of one running server, wired."""
 
-    def __init__(self, config: Config, *, home: Path, supervisor: Supervisor | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        home: Path,
+        supervisor: Supervisor | None = None,
+        source: ConfigSource | None = None,
+    ) -> None:
+        """source: where a reload finds the configuration; None: it is the one given, whatever happens to a file."""
         self.stats = GatewayStats()
         self.router = RequestRouter()
         self.events = Events()
@@ -188,7 +199,9 @@ class Gateway:
         self.desk = Desk(self.fleet, self.stats, self.events)
         self.inner = Inner(self.dispatcher, self.limits)
         self.apis = Apis(config, self.inner, self.fleet, home / DATABASE)
-        self.desk.apis += self.apis.routes
+        self.connection = self._connection()
+        self.operating = Operating(self, source or ConfigSource(lambda: config))
+        self.desk.apis += self.apis.routes + self.operating.routes
 
     def check_entries(self) -> dict[str, LayaError]:
         """Models of the config that are not served, each an event. Raises ConfigError where there is no other one."""
@@ -198,7 +211,7 @@ class Gateway:
             self.events.add("model_failed", f"models.{model_id} is not served: {fault.message}", model=model_id)
         return dict(entries.faults)
 
-    def protocol(self) -> type[LayaProtocol]:
+    def _connection(self) -> type[LayaProtocol]:
         """The connection class of this server."""
         own = {
             "dispatcher": self.dispatcher,
@@ -229,11 +242,12 @@ def run(
     preload: list[str],
     on_loaded: Callable[[Gateway, Endpoint], None],
     on_ready: Callable[[Gateway], None],
+    source: ConfigSource | None = None,
 ) -> int:
     """Serve until a signal; gives the exit code. Raises what refused a model of `preload`, ConfigError where no model
     can be served."""
     allow_connections()
-    gateway = Gateway(config, home=home)
+    gateway = Gateway(config, home=home, source=source)
     gateway.fleet.scan()
     faults = gateway.check_entries()
     wanted = [gateway.fleet.find(name) for name in preload if name not in faults]
@@ -254,14 +268,15 @@ def run(
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         gateway.desk.preloads_pending = len(wanted)
-        work = (sweep(server, gateway), gateway.guarding.run(), gateway.apis.run(), load_all())
+        work = (sweep(server, gateway), gateway.guarding.run(), gateway.apis.run(), gateway.operating.run(), load_all())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.operating.hang_up)
         tasks = [asyncio.create_task(each) for each in work]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
-            await gateway.supervisor.shutdown()
+            await gateway.supervisor.shutdown(0.0 if server.force_exit else SHUTDOWN_S)
             gateway.dispatcher.streams.close()
 
     server = Server(uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, lifespan)), gateway)
@@ -277,7 +292,7 @@ def uvicorn_config(gateway: Gateway, app: Any) -> uvicorn.Config:
     uvicorn_log.addFilter(_is_fault)
     return uvicorn.Config(
         app,
-        http=gateway.protocol(),
+        http=gateway.connection,
         loop="uvloop",
         ws="none",
         lifespan="on",

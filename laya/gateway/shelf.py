@@ -38,6 +38,7 @@ class Shelf:
         self.files = self.roster.files
         self._replicas: dict[str, tuple[Endpoint, ...]] = {}  # by model id
         self._by_name: dict[str, Endpoint] = {}
+        self.retiring: set[Endpoint] = set()  # no request finds them; they end when what they have is done
 
     def scan(self) -> None:
         """Register every model of the config, the store and models_dir."""
@@ -87,14 +88,64 @@ class Shelf:
         Raises ConfigError where no name is free.
         """
         file, losers = self.roster.claim(file)
-        task = file.task if file.task and "task" not in settings.fixed else settings.task
-        settings = msgspec.structs.replace(settings, id=file.id, task=task)
+        settings = settings_for(file, settings)
         group = tuple(self._endpoint(settings, number) for number in range(1, settings.replicas + 1))
         self._replicas[file.id] = group
         self._publish({file.id, *losers})
         for endpoint in group:
             self.attend(endpoint)
         return group[0]
+
+    def restock(self, roster: Roster) -> None:
+        """These are the models from now on, with the settings of the configuration. What is gone retires.
+
+        Raises ConfigError where the router cannot have these names.
+        """
+        gone = [model_id for model_id in self._replicas if model_id not in roster.files]
+        roster.files |= {model_id: self.files[model_id] for model_id in gone}
+        self.roster, self.files = roster, roster.files
+        self.router.set_pools({})
+        for model_id in gone:
+            self.router.remove_model(model_id)
+            self.retiring.update(self._replicas[model_id])
+        served = [model_id for model_id in self.files if model_id not in gone]
+        for model_id in served:
+            self._restock(model_id)
+        self._publish(set(served))
+        self.router.set_pools(self.config.routing.pools, self.config.for_model("").policy)
+
+    def _restock(self, model_id: str) -> None:
+        """One model's endpoints follow its settings: as many as it has replicas."""
+        settings = settings_for(self.files[model_id], self.config.for_model(model_id))
+        group = self._replicas.get(model_id, ())
+        kept, extra = group[: settings.replicas], group[settings.replicas :]
+        self.retiring.difference_update(kept)
+        self.retiring.update(extra)
+        for endpoint in extra:
+            self.router.set_eligible(endpoint.index, False)
+        for endpoint in kept:
+            endpoint.apply(settings)
+            self.router.set_weight(endpoint.index, settings.weight)
+        new = tuple(self._endpoint(settings, number) for number in range(len(kept) + 1, settings.replicas + 1))
+        self._replicas[model_id] = kept + new
+        for endpoint in kept + new:
+            self.attend(endpoint)  # also one that was there: it may be for another task now
+
+    def retire(self, endpoint: Endpoint) -> None:
+        """Forget an endpoint that is done, and its model with the last one."""
+        self.retiring.discard(endpoint)
+        if self.endpoints.get(endpoint.index) is not endpoint:
+            return
+        self.router.remove_endpoint(endpoint.index)
+        self.forget(endpoint)
+        del self.endpoints[endpoint.index], self._by_name[endpoint.name]
+        group = self._replicas.get(endpoint.model_id, ())
+        rest = tuple(each for each in group if each is not endpoint)
+        if rest:
+            self._replicas[endpoint.model_id] = rest
+        elif group:
+            del self._replicas[endpoint.model_id]
+            self.roster.forget(endpoint.model_id)
 
     def _endpoint(self, settings: ResolvedModel, number: int) -> Endpoint:
         """One engine's. While none is ready only the first may be chosen (replicas.py)."""
@@ -122,6 +173,10 @@ class Shelf:
     def groups(self) -> list[tuple[Endpoint, ...]]:
         """The endpoints of each model."""
         return list(self._replicas.values())
+
+    def served(self) -> list[tuple[Endpoint, ...]]:
+        """Those of models that requests may name."""
+        return [group for group in self.groups() if group[0] not in self.retiring]
 
     def attend(self, endpoint: Endpoint) -> None:
         """An endpoint is new here."""
@@ -152,7 +207,13 @@ class Shelf:
         return self._replicas[model_id][0]
 
     def names_text(self) -> str:
-        return ", ".join(self._replicas) or "none; `laya pull` gets one"
+        return ", ".join(group[0].model_id for group in self.served()) or "none; `laya pull` gets one"
 
     def aliases(self, endpoint: Endpoint) -> list[str]:
         return self.roster.aliases(endpoint.model_id)
+
+
+def settings_for(file: ModelFile, settings: ResolvedModel) -> ResolvedModel:
+    """A model's settings with what its file decides: its id, and its task unless the configuration names one."""
+    task = file.task if file.task and "task" not in settings.fixed else settings.task
+    return msgspec.structs.replace(settings, id=file.id, task=task)

@@ -37,6 +37,10 @@ class Shown(Shelf):
                 shown = msgspec.structs.replace(status, plan=plan)
                 if endpoint.stuck is not None:
                     shown = msgspec.structs.replace(shown, state="degraded", error=endpoint.stuck)
+                if endpoint.is_drained or endpoint in self.retiring:
+                    is_up = shown.state in ("ready", "degraded")
+                    extra = shown.extra | {"is_drained": endpoint.is_drained}
+                    shown = msgspec.structs.replace(shown, state="draining" if is_up else shown.state, extra=extra)
                 engines.setdefault(endpoint.model_id, []).append(shown)
         served = [standing(model_id, statuses) for model_id, statuses in engines.items()]
         return served + self.roster.entries.statuses()

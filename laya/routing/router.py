@@ -148,6 +148,11 @@ class RequestRouter:
         self._require_in_use([endpoint])
         self._table.set_capacity(endpoint, max_num_seqs, kv_pool_tokens)
 
+    def set_weight(self, endpoint: int, weight: int) -> None:
+        """Its share under the policy `weighted`, 0 to 65535, from the next choice on."""
+        self._require_in_use([endpoint])
+        self._table.set_weight(endpoint, weight)
+
     # ---------------------------------------------------------------------------------------- models
 
     def set_model(

@@ -301,7 +301,7 @@ async def front(
     uvicorn = uvicorn_config(gateway, app)
     uvicorn.load()
     state = ServerState()
-    protocol = gateway.protocol()
+    protocol = gateway.connection
     connection = functools.partial(protocol, config=uvicorn, server_state=state, app_state={})
     listener = await asyncio.get_running_loop().create_server(connection, sock=listen("127.0.0.1", 0))
     made = Front(gateway, engines, listener.sockets[0].getsockname()[1], state, protocol.limits)

@@ -1,0 +1,76 @@
+"""Owns: what the owner of a running server does to it: reload, drain, usage; and the routes of that.
+
+Knows the gateway's parts by what it is given; the work is in the modules of the same names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from laya.config import Config
+from laya.gateway.desk import reply, switch
+from laya.gateway.reload import Reloader
+from laya.gateway.reload_watch import ConfigWatch
+from laya.routing.rules import Rules
+
+if TYPE_CHECKING:
+    from laya.gateway.server import Gateway
+
+
+class ConfigSource(NamedTuple):
+    """Where the running configuration came from. read: what stands there now, checked; raises ConfigError."""
+
+    read: Callable[[], Config]
+    path: Callable[[], Path | None] = lambda: None
+
+
+class Operating:
+    """See the module."""
+
+    def __init__(self, gateway: Gateway, source: ConfigSource) -> None:
+        self._gateway = gateway
+        self._fleet = gateway.fleet
+        self.reloader = Reloader(gateway.fleet, source.read, self._in_force)
+        self._watch = ConfigWatch(
+            source.path, lambda: gateway.config.server.watch_config, self.reloader.reload_and_tell
+        )
+        self.routes = [
+            Route("/admin/reload", self._reload, methods=["POST"]),
+            Route("/admin/models/{model_id:path}/drain", self._drain, methods=["POST"]),
+        ]
+
+    async def run(self) -> None:
+        """For as long as the server runs."""
+        await self._watch.run()
+
+    def hang_up(self) -> None:
+        """SIGHUP: read the configuration again."""
+        self._fleet.spawn(self.reloader.reload_and_tell())
+
+    def _in_force(self, config: Config) -> None:
+        gateway = self._gateway
+        gateway.dispatcher.rules = Rules(config.routing)
+        gateway.connection.takes_plain = not gateway.dispatcher.rules
+        gateway.limits.apply(config.server)
+        gateway.keys.configure(config.server)
+
+    async def _reload(self, request: Request) -> Response:
+        """`?dry_run=true`: only say what would change."""
+        report = await self.reloader.reload(dry_run=switch(request, "dry_run"))
+        return reply(msgspec.to_builtins(report) | {"has_changes": report.has_changes})
+
+    async def _drain(self, request: Request) -> Response:
+        """Does not wait: the state says when the model is unloaded."""
+        endpoint = self._fleet.find(request.path_params["model_id"])
+        self._fleet.draining.begin(endpoint)
+        await asyncio.sleep(0)  # what has nothing to do begins to unload
+        status = next(status for status in self._fleet.statuses() if status.id == endpoint.model_id)
+        return reply(status)
