@@ -10,6 +10,7 @@ from laya.config import Config
 from laya.gateway.fleet import Fleet
 from laya.gateway.inner import Inner
 from laya.gateway.messages import MessagesApi
+from laya.gateway.ollama import OllamaApi
 from laya.gateway.responses import ResponsesApi
 from laya.gateway.responses_kept import KeptResponses
 from laya.gateway.tokens import Tokenizers, TokensApi
@@ -26,6 +27,7 @@ class Apis:
             *ResponsesApi(inner, self.kept, tokenizers).routes(),
             *MessagesApi(inner, tokenizers).routes(),
             *TokensApi(inner, tokenizers).routes(),
+            *OllamaApi(inner, fleet, tokenizers).routes(),
         ]
 
     async def run(self) -> None:

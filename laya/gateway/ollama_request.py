@@ -1,0 +1,293 @@
+"""Owns: what a request of Ollama's API may say, and the request of this server's own API that it comes to.
+
+What this server does not do is refused by name, never passed over; options that only decide how a model is loaded are
+taken and told to be without effect, since the plan decides that. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from laya.errors import InvalidRequest
+from laya.gateway.assemble import encode
+from laya.gateway.fields import read_fields, shown
+
+FOREVER = float("inf")
+_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_AS_IT_IS = (
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop", "repeat_penalty", "repeat_last_n",
+    "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta",
+)  # fmt: skip
+_OF_LOADING = (
+    "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap",
+    "use_mlock", "embedding_only", "num_thread", "penalize_newline", "num_keep", "tfs_z",
+)  # fmt: skip
+_INSTEAD = {
+    "template": "set `chat_template` of the model in the config",
+    "context": "send the turns before as messages of /api/chat",
+    "suffix": "put what comes after into the prompt, in the form that the model knows",
+    "width": "this server makes no images",
+    "height": "this server makes no images",
+    "steps": "this server makes no images",
+    "shift": "no context is shifted; 'truncate': true drops the oldest turns of a chat",
+}
+
+
+class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Ollama's options. Ranges are checked where they are acted on."""
+
+    num_ctx: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    num_predict: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    numa: bool | None = None
+    num_keep: int | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    main_gpu: int | None = None
+    low_vram: bool | None = None
+    f16_kv: bool | None = None
+    logits_all: bool | None = None
+    vocab_only: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+    embedding_only: bool | None = None
+    num_thread: int | None = None
+    penalize_newline: bool | None = None
+    tfs_z: float | None = None
+
+    def without_effect(self) -> list[str]:
+        """Those that are said and change nothing."""
+        return [name for name in _OF_LOADING if getattr(self, name) is not None]
+
+
+class Function(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    arguments: dict[str, Any]
+    index: int | None = None
+
+
+class Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    function: Function
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[Call] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class Asked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What all requests to a model may say."""
+
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    options: Options | None = None
+    keep_alive: float | str | None = None
+
+
+class Generating(Asked, forbid_unknown_fields=True, kw_only=True):
+    stream: bool = True
+    format: str | dict[str, Any] | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    truncate: bool | None = None
+
+
+class Chat(Generating, forbid_unknown_fields=True, kw_only=True):
+    """POST /api/chat."""
+
+    messages: list[Message] = []
+    tools: list[dict[str, Any]] | None = None
+
+
+class Generate(Generating, forbid_unknown_fields=True, kw_only=True):
+    """POST /api/generate."""
+
+    prompt: str = ""
+    system: str | None = None
+    images: list[str] | None = None
+    raw: bool | None = None
+
+
+class Embed(Asked, forbid_unknown_fields=True, kw_only=True):
+    """POST /api/embed. A text that is too long is refused, whatever `truncate` says."""
+
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class EmbedOne(Asked, forbid_unknown_fields=True, kw_only=True):
+    """POST /api/embeddings, the older form."""
+
+    prompt: str
+
+
+def read_chat(body: bytes) -> Chat:
+    return read_fields(_without_empty(body), Chat, "/api/chat", instead=_INSTEAD)
+
+
+def read_generate(body: bytes) -> Generate:
+    return read_fields(_without_empty(body), Generate, "/api/generate", instead=_INSTEAD)
+
+
+def _without_empty(body: bytes) -> bytes:
+    """Clients send empty texts and lists for what nobody said."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body  # whoever reads it says what is wrong
+    nothing = {name: (b'""', b"[]", b"false") if name == "shift" else (b'""', b"[]") for name in fields}
+    kept = {name: raw for name, raw in fields.items() if bytes(raw) not in nothing[name]}
+    return msgspec.json.encode(kept)
+
+
+def seconds_of(keep_alive: float | str) -> float:
+    """A `keep_alive` in seconds: a number, or Go's way to write durations ("5m", "1h30m"); below 0: forever."""
+    if isinstance(keep_alive, str):
+        text = keep_alive.strip()
+        sign = -1.0 if text.startswith("-") else 1.0
+        rest = text[1:] if text[:1] in ("+", "-") else text
+        if re.fullmatch(r"\d+(\.\d*)?", rest):
+            seconds = sign * float(rest)
+        elif rest and not _DURATION.sub("", rest):
+            seconds = sign * sum(float(number) * _UNIT_S[unit] for number, unit in _DURATION.findall(rest))
+        else:
+            raise InvalidRequest(
+                f"'keep_alive' is {shown(keep_alive)}: expected seconds or a duration such as 5m, 1h30m, 0 or -1.",
+                param="keep_alive",
+            )
+    else:
+        seconds = float(keep_alive)
+    return FOREVER if seconds < 0 else seconds
+
+
+def chat_of(asked: Chat) -> dict[str, Any]:
+    """The chat request of /api/chat."""
+    body = {"messages": _messages(asked.messages), "tools": asked.tools or None}
+    return _said(body | _common(asked))
+
+
+def chat_of_generate(asked: Generate) -> dict[str, Any]:
+    """The chat request of /api/generate: one turn."""
+    system = [Message(role="system", content=asked.system)] if asked.system else []
+    turn = Message(role="user", content=asked.prompt, images=asked.images)
+    return _said({"messages": _messages([*system, turn])} | _common(asked))
+
+
+def completion_of(asked: Generate) -> dict[str, Any]:
+    """The completion of /api/generate with `raw`: no template."""
+    for name in ("system", "images", "think"):
+        if getattr(asked, name):
+            raise InvalidRequest(f"'{name}' has no place in a prompt that is 'raw'.", param=name)
+    logprobs = {"logprobs": asked.top_logprobs or 0 if asked.logprobs else None, "top_logprobs": None}
+    return _said({"prompt": asked.prompt} | _common(asked) | logprobs)
+
+
+def _said(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _common(asked: Generating) -> dict[str, Any]:
+    options = asked.options or Options()
+    body: dict[str, Any] = {name: getattr(options, name) for name in _AS_IT_IS}
+    body |= {
+        "model": asked.model,
+        "max_tokens": _most_tokens(options),
+        "response_format": _response_format(asked.format),
+        "logprobs": asked.logprobs,
+        "top_logprobs": asked.top_logprobs if asked.logprobs else None,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if asked.think is not None:
+        body["chat_template_kwargs"] = {"enable_thinking": asked.think is not False}
+        if isinstance(asked.think, str):
+            body["chat_template_kwargs"]["reasoning_effort"] = asked.think
+    return body
+
+
+def _most_tokens(options: Options) -> int | None:
+    """`num_predict`: -1 and -2 are as many as the context holds."""
+    if options.num_predict in (None, -1, -2):
+        return None
+    assert options.num_predict is not None
+    if options.num_predict < 1:
+        raise InvalidRequest(
+            f"'options.num_predict' is {options.num_predict}: it is 1 or more, or -1 for no limit.",
+            param="options.num_predict",
+        )
+    return options.num_predict
+
+
+def _response_format(given: str | dict[str, Any] | None) -> dict[str, Any] | None:
+    if isinstance(given, dict):
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": given, "strict": True}}
+    if given and given != "json":
+        raise InvalidRequest(f"'format' is {shown(given)}: it is \"json\" or a JSON schema.", param="format")
+    return {"type": "json_object"} if given else None
+
+
+def _messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Chat messages. Results follow their calls in order where no id says whose they are."""
+    out: list[dict[str, Any]] = []
+    waiting: list[tuple[str, str]] = []  # calls without a result so far: (name, id)
+    for message in messages:
+        told: dict[str, Any] = {"role": message.role, "content": _content(message)}
+        if message.tool_calls:
+            calls = [_call(call, len(out), index) for index, call in enumerate(message.tool_calls)]
+            waiting = [(call["function"]["name"], call["id"]) for call in calls]
+            told |= {"tool_calls": calls, "content": told["content"] or None}
+        elif message.role == "tool":
+            told["tool_call_id"] = message.tool_call_id or _take_call(waiting, message.tool_name)
+        out.append(told)
+    return out
+
+
+def _call(call: Call, place: int, index: int) -> dict[str, Any]:
+    arguments = encode(call.function.arguments).decode()
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id or f"call_{place}_{index}", "type": "function", "function": function}
+
+
+def _take_call(waiting: list[tuple[str, str]], name: str | None) -> str:
+    place = next((index for index, (called, _) in enumerate(waiting) if name in (None, called)), None)
+    return waiting.pop(place)[1] if place is not None else f"call_{name or 'unknown'}"
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    if not message.images:
+        return message.content or ""
+    images = [{"type": "image_url", "image_url": {"url": _data_url(image)}} for image in message.images]
+    return [*([{"type": "text", "text": message.content}] if message.content else []), *images]
+
+
+_MAGIC = {"/9j/": "jpeg", "iVBORw0KGgo": "png", "R0lGOD": "gif", "UklGR": "webp"}  # in base64
+
+
+def _data_url(image: str) -> str:
+    kind = next((kind for start, kind in _MAGIC.items() if image.startswith(start)), "png")
+    return f"data:image/{kind};base64,{image}"
