@@ -1,0 +1,139 @@
+"""Reload, drain and the end of a server, on the real engine: no stream is dropped, no process is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from test_serve import MODEL, chat_once, command, ended, engine_of, environment, get, laya, stream_from, until
+
+pytestmark = pytest.mark.engine
+
+
+def config(**more: Any) -> str:
+    settings = {"max_seq_len": 512, "max_num_seqs": 2, "n_threads": 1, "preload": "true"} | more
+    lines = "".join(f"    {name}: {value}\n" for name, value in settings.items())
+    return f"models:\n  {MODEL}:\n    source: smollm2\n{lines}"
+
+
+def verb(server: Any, home: Path, *words: str) -> Any:
+    environ = environment(home) | {"LAYA_URL": server.url}
+    return subprocess.run(command(*words), capture_output=True, text=True, env=environ, timeout=120, check=False)
+
+
+def state_of(server: Any) -> dict[str, Any]:
+    models: list[dict[str, Any]] = get(server, "/admin/state").json()["models"]
+    return next(each for each in models if each["id"] == MODEL)
+
+
+@pytest.fixture(scope="module")
+def served(start_server: Callable[..., Any]) -> Any:
+    return start_server(config=config())
+
+
+def test_reload_lets_a_stream_finish_and_the_next_request_has_the_new_settings(served: Any, laya_home: Path) -> None:
+    assert verb(served, laya_home, "reload").stdout == "nothing changed\n"
+    engine, stream = engine_of(served), stream_from(served, max_tokens=60)
+    (served.cwd / "config.yaml").write_text(config(max_seq_len=1024, aliases="[mine]"))
+    dry = verb(served, laya_home, "reload", "--dry-run")
+    assert "max_seq_len 512 -> 1024" in dry.stdout and "dry run" in dry.stdout
+    assert state_of(served)["state"] == "ready"
+    done = verb(served, laya_home, "reload")
+    assert done.returncode == 0 and "loaded anew after its requests" in done.stdout, done.stderr
+    late = chat_once(served)  # waits for the new engine
+    assert late.status_code == 200, late.text
+    chunks = list(stream)
+    assert chunks[-1].choices[0].finish_reason == "length"
+    until(lambda: get(served, "/v1/models/mine").json()["context_length"] == 1024)
+    until(lambda: not engine.is_running())
+    assert len(psutil.Process(served.pid).children()) == 1
+    assert verb(served, laya_home, "reload").stdout == "nothing changed\n"
+
+
+def test_wrong_file_changes_nothing_and_says_what_config_check_says(served: Any, laya_home: Path) -> None:
+    before = (served.cwd / "config.yaml").read_text()
+    try:
+        (served.cwd / "config.yaml").write_text(before + "    max_sequence: 3\n")
+        refused, checked = verb(served, laya_home, "reload"), laya(laya_home, served.cwd, "config", "check")
+        assert (refused.returncode, checked.returncode) == (2, 2)
+        assert "max_sequence" in refused.stderr and refused.stderr == checked.stderr
+        os.kill(served.pid, signal.SIGHUP)
+        until(lambda: any(each["kind"] == "reload_failed" for each in get(served, "/admin/events").json()["events"]))
+        assert state_of(served)["state"] == "ready"
+    finally:
+        (served.cwd / "config.yaml").write_text(before)
+
+
+def test_hangup_and_watch_read_the_file_and_many_edits_leave_one_engine(served: Any) -> None:
+    file = served.cwd / "config.yaml"
+    file.write_text(config(max_seq_len=1024, ttl="10m") + "server:\n  watch_config: true\n")
+    os.kill(served.pid, signal.SIGHUP)
+    until(lambda: state_of(served)["ttl_s"] == 600)
+    for tokens in range(600, 610):
+        file.write_text(config(max_seq_len=tokens, ttl="10m") + "server:\n  watch_config: true\n")
+        os.kill(served.pid, signal.SIGHUP)
+    until(lambda: (state_of(served)["plan"] or {}).get("settings", {}).get("max_seq_len") == 609)
+    until(lambda: state_of(served)["state"] == "ready" and len(psutil.Process(served.pid).children()) == 1)
+    assert chat_once(served).status_code == 200
+
+
+def test_drained_model_finishes_and_takes_nothing_new_until_it_is_loaded(served: Any, laya_home: Path) -> None:
+    stream = stream_from(served, max_tokens=60)
+    assert httpx.post(f"{served.url}/admin/models/{MODEL}/drain", trust_env=False).json()["state"] == "draining"
+    refused = chat_once(served)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_draining")
+    assert int(refused.headers["retry-after"]) > 0
+    assert "draining" in verb(served, laya_home, "ps").stdout
+    assert list(stream)[-1].choices[0].finish_reason == "length"
+    waited = verb(served, laya_home, "drain", "smollm2")
+    assert waited.returncode == 0 and "unloaded" in waited.stdout
+    assert psutil.Process(served.pid).children() == []
+    assert chat_once(served).status_code == 503
+    assert verb(served, laya_home, "load", "smollm2").returncode == 0
+    assert chat_once(served).status_code == 200
+
+
+def test_removed_model_finishes_what_it_has_and_is_not_known(served: Any, laya_home: Path) -> None:
+    stream = stream_from(served, max_tokens=60)
+    (served.cwd / "config.yaml").write_text("models:\n  other:\n    source: smollm2\n    max_seq_len: 512\n")
+    done = verb(served, laya_home, "reload", "--json")
+    assert MODEL in done.stdout and "other" in done.stdout, done.stderr
+    assert list(stream)[-1].choices[0].finish_reason == "length"
+    until(lambda: psutil.Process(served.pid).children() == [])
+    assert get(served, "/v1/models/other").status_code == 200
+    assert served.stop() == 0
+
+
+def test_answers_past_the_drain_timeout_are_cut_with_a_word(start_server: Callable[..., Any]) -> None:
+    server = start_server(config=config(max_seq_len=8192) + "server:\n  drain_timeout_s: 0.5\n")
+    engine, stream = engine_of(server), stream_from(server, max_tokens=8000)
+    os.kill(server.pid, signal.SIGTERM)
+    with pytest.raises(openai.APIError, match="stopping"):
+        for _ in stream:
+            pass
+    assert server.stop() == 0 and not engine.is_running()
+
+
+def test_second_signal_ends_within_moments_and_leaves_no_process(start_server: Callable[..., Any]) -> None:
+    server = start_server(config=config(max_seq_len=8192))
+    engine, stream = engine_of(server), stream_from(server, max_tokens=8000)
+    os.kill(server.pid, signal.SIGTERM)
+    until(lambda: any("finishing 1 answer" in line for line in server.said))
+    os.kill(server.pid, signal.SIGTERM)
+    start_s = time.monotonic()
+    ended(server)
+    print(f"{time.monotonic() - start_s:.2f} s after the second signal")
+    assert server.stop() == 0
+    until(lambda: not engine.is_running(), 5)
+    with pytest.raises(openai.APIError):
+        list(stream)
