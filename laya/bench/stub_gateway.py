@@ -19,6 +19,7 @@ import msgspec
 
 from laya.bench.stub_engine import engine_name
 from laya.config import ApiKey, Config
+from laya.engines.log import EngineLog
 from laya.gateway.app import build_app
 from laya.gateway.server import Gateway, Server, listen, sweep, uvicorn_config
 from laya.types import DevicePlan, EngineAddress, ModelFile, Plan, PlannedSettings
@@ -56,12 +57,23 @@ class StubSupervisor:
     def status(self) -> list[Any]:
         return []
 
+    async def unload(self, model_id: str, deadline_s: float) -> None:
+        return
+
+    def logs(self, model_id: str) -> EngineLog:
+        return EngineLog()
+
     async def shutdown(self) -> None:
         return
 
 
-def build(engine_ports: Sequence[int], *, replicas: int = 1, cancels_whole: bool, max_num_seqs: int) -> Gateway:
-    """A gateway whose models, 'stub', 'stub-1' and so on, are served at so many ports of this machine each."""
+def build(
+    engine_ports: Sequence[int], *, replicas: int = 1, cancels_whole: bool, max_num_seqs: int, home: Path = NO_HOME
+) -> Gateway:
+    """A gateway whose models, 'stub', 'stub-1' and so on, are served at so many ports of this machine each.
+
+    home: a folder for what it keeps; without one, whatever keeps something fails.
+    """
     addresses = [
         EngineAddress(host="127.0.0.1", port=port, api_key="stub-key", cancels_whole=cancels_whole)
         for port in engine_ports
@@ -69,7 +81,7 @@ def build(engine_ports: Sequence[int], *, replicas: int = 1, cancels_whole: bool
     config = Config()
     key = ApiKey(name="bench", sha256=sha256(KEY.encode()).hexdigest())
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, api_keys=[key]))
-    gateway = Gateway(config, home=NO_HOME, supervisor=StubSupervisor(addresses[0]))  # type: ignore[arg-type]
+    gateway = Gateway(config, home=home, supervisor=StubSupervisor(addresses[0]))  # type: ignore[arg-type]
     for index in range(len(addresses) // replicas):
         model = engine_name(index)
         file = ModelFile(id=model, path=NO_HOME / model, format="gguf", file_bytes=0, origin="config")
@@ -87,6 +99,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=1, help="so many of the ports, in turn, are of one model")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--home", type=Path, default=NO_HOME, help="for what is kept, such as conversations")
     parser.add_argument("--assembled", action="store_true", help="treat the engine as llama.cpp: always stream from it")
     args = parser.parse_args()
     gateway = build(
@@ -94,6 +107,7 @@ def main() -> None:
         replicas=args.replicas,
         cancels_whole=not args.assembled,
         max_num_seqs=args.max_num_seqs,
+        home=args.home,
     )
     sock = listen("127.0.0.1", args.port)
 
