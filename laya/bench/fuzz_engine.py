@@ -17,15 +17,16 @@ from laya.bench.stub_engine import StubEngine, stream_pieces
 N_CHUNKS = 8
 _USAGE = {"prompt_tokens": 3, "total_tokens": 3}
 _VECTOR = {"object": "embedding", "index": 0, "embedding": [0.25, 0.5]}
-_ANSWERS: dict[bytes, dict[str, Any]] = {
+_ANSWERS: dict[bytes, Any] = {
     b"/tokenize": {"tokens": [1, 2, 3]},
     b"/detokenize": {"content": "three"},
     b"/apply-template": {"prompt": "hello"},
+    b"/slots": [{"id": 0, "n_ctx": 8192, "is_processing": False}],
     b"/v1/embeddings": {"object": "list", "model": "stub", "data": [_VECTOR], "usage": _USAGE},
 }
 
 
-def _answer(status: bytes, body: dict[str, Any]) -> bytes:
+def _answer(status: bytes, body: Any) -> bytes:
     data = json.dumps(body).encode()
     return b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (status, len(data), data)
 

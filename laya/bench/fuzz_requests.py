@@ -39,7 +39,7 @@ POSTS: tuple[tuple[str, Any], ...] = (
     ("/v1/responses", {"model": "stub", "input": "hi", "stream": True, "previous_response_id": "resp_0"}),
     ("/v1/responses/input_tokens", {"model": "stub", "input": "hi"}),
     ("/v1/messages", _MESSAGE),
-    ("/v1/messages", {"model": "stub", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}], "stream": True}),
+    ("/v1/messages", {"model": "stub", "max_tokens": 8, "messages": _CHAT["messages"], "stream": True}),
     ("/v1/messages/count_tokens", {"model": "stub", "messages": [{"role": "user", "content": "hi"}]}),
     ("/v1/tokenize", {"model": "stub", "content": "hi", "add_special": True, "with_pieces": False}),
     ("/detokenize", {"model": "stub", "tokens": [1, 2, 3]}),
@@ -63,7 +63,19 @@ _ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 2**31, 2**63, 2**64, 10**400, 1e308, -0.0, 1.5, "", "x", "\0", "\ud800", "é\u202e😀",
     "a" * 70_000, [], [None], {}, {"": None}, [[]], {"type": "nothing"}, "resp_0", "system", "stub-2", "../../etc",
 )  # fmt: skip
-_LITERALS = (b"1e999", b"-0", b"NaN", b"Infinity", b"9" * 400, b"0.1e-999", b"tru", b"'a'", b"\xff\xfe", b"\x00", b"1_0")
+_LITERALS = (
+    b"1e999",
+    b"-0",
+    b"NaN",
+    b"Infinity",
+    b"9" * 400,
+    b"0.1e-999",
+    b"tru",
+    b"'a'",
+    b"\xff\xfe",
+    b"\x00",
+    b"1_0",
+)
 _TARGETS = (
     "/%00", "/%ff%fe", "//", "/../../etc/passwd", "/v1/models/" + "a" * 9000, "/v1/models/%2e%2e%2f", "*", "?", "",
     "http://elsewhere/v1/models", "http://[", "/v1/chat/completions?%zz", "/v1/models/é", "/admin/models//load",
@@ -81,8 +93,8 @@ _HEADERS = (
     "connection: keep-alive, close, é", "authorization: Basic dTpw", "authorization: Bearer ", "authorization: é",
     "authorization: Bearer laya-" + "b" * 3000, "x-api-key: \x01", "x-laya-model: nobody", "x-laya-model: é",
     "x-laya-priority: soon", "x-session-id: " + "s" * 5000, "x-request-id: " + "r" * 500, "x-request-id: a\x0bb",
-    "x-request-id: é", "host: a\r\nhost: b", "content-encoding: gzip", "content-type: multipart/form-data", "bad header",
-    ": empty", "name : space", " folded: line", "x-long: " + "l" * 70_000, "accept: \xff", "origin: null",
+    "x-request-id: é", "host: a\r\nhost: b", "content-encoding: gzip", "content-type: text/plain",
+    "bad header", ": empty", "name : space", " folded: line", "x-long: " + "l" * 70_000, "accept: \xff", "origin: null",
     "range: bytes=0-0", "if-none-match: *", "x: " + "\r\nx: ".join("y" * 50), "anthropic-version: x", "cookie: a=b;;=",
 )  # fmt: skip
 _STARTS = (
@@ -165,7 +177,9 @@ def _nested(draw: random.Random, data: bytes) -> bytes:
 
 def _literal(draw: random.Random, data: bytes) -> bytes:
     at = data.find(b":", draw.randrange(len(data) or 1)) + 1
-    return data[:at] + draw.choice(_LITERALS) + data[draw.choice((at, data.find(b",", at) if b"," in data[at:] else at)):]
+    return (
+        data[:at] + draw.choice(_LITERALS) + data[draw.choice((at, data.find(b",", at) if b"," in data[at:] else at)) :]
+    )
 
 
 def _doubled_key(draw: random.Random, data: bytes) -> bytes:
@@ -182,7 +196,9 @@ def _cut(draw: random.Random, data: bytes) -> bytes:
 
 
 def _around(draw: random.Random, data: bytes) -> bytes:
-    before, after = draw.choice(((b"\xef\xbb\xbf", b""), (b" \n\t", b"  "), (b"", b"{}"), (b"[", b"]"), (b"\x1f\x8b\x08", b"")))
+    before, after = draw.choice(
+        ((b"\xef\xbb\xbf", b""), (b" \n\t", b"  "), (b"", b"{}"), (b"[", b"]"), (b"\x1f\x8b\x08", b""))
+    )
     return before + data + after
 
 
@@ -204,7 +220,9 @@ def _damaged(draw: random.Random, data: bytes) -> bytes:
         elif kind == 2:
             damaged[at:at] = damaged[at : at + draw.choice((1, 20, 300))]
         else:
-            damaged[at:at] = draw.choice((b"\r\n", b"\n", b"\r", b"\x00", b" ", b"\xff", b":", b"\r\n\r\n", b"0\r\n\r\n"))
+            damaged[at:at] = draw.choice(
+                (b"\r\n", b"\n", b"\r", b"\x00", b" ", b"\xff", b":", b"\r\n\r\n", b"0\r\n\r\n")
+            )
     return bytes(damaged)
 
 
@@ -245,7 +263,14 @@ def _chunked(draw: random.Random, key: str) -> bytes:
         size = draw.choice((b"%x", b"%x", b"%x", b"%X;a=b", b"0%x", b"%x ", b"-%x", b"%xg")) % len(piece)
         wire += size + draw.choice((b"\r\n", b"\r\n", b"\r\n", b"\n")) + piece + b"\r\n"
         at += len(piece)
-    ends = (b"0\r\n\r\n", b"0\r\n\r\n", b"0\r\na: b\r\n\r\n", b"", b"0\r\nx: " + b"t" * 70_000 + b"\r\n\r\n", b"ffffffffffffffffff\r\n")
+    ends = (
+        b"0\r\n\r\n",
+        b"0\r\n\r\n",
+        b"0\r\na: b\r\n\r\n",
+        b"",
+        b"0\r\nx: " + b"t" * 70_000 + b"\r\n\r\n",
+        b"ffffffffffffffffff\r\n",
+    )
     return wire + draw.choice(ends)
 
 

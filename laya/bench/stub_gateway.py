@@ -22,7 +22,7 @@ from laya.config import ApiKey, Config
 from laya.engines.log import EngineLog
 from laya.gateway.app import build_app
 from laya.gateway.server import Gateway, Server, listen, sweep, uvicorn_config
-from laya.types import DevicePlan, EngineAddress, ModelFile, Plan, PlannedSettings
+from laya.types import DevicePlan, EngineAddress, ModelFile, ModelStatus, Plan, PlannedSettings
 
 KEY = "laya-bench-key"
 NO_HOME = Path("/dev/null/laya")  # nothing of a bench is kept: its gateway is killed and could not clear it away
@@ -44,18 +44,19 @@ class StubSupervisor:
 
     def __init__(self, address: EngineAddress) -> None:
         self._address = address
+        self._models: list[str] = []
 
     def on_state(self, listener: Any) -> None:
         return
 
     def register(self, model_id: str, factory: Any, release: Any, **more: Any) -> None:
-        return
+        self._models.append(model_id)
 
     async def ensure_ready(self, model_id: str) -> EngineAddress:
         return self._address
 
-    def status(self) -> list[Any]:
-        return []
+    def status(self) -> list[ModelStatus]:
+        return [ModelStatus(id=model_id, state="ready", task="chat", since_s=0.0) for model_id in self._models]
 
     async def unload(self, model_id: str, deadline_s: float) -> None:
         return

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
@@ -112,6 +112,13 @@ def build_app(desk: Desk, keys: LiveKeys, lifespan: Any) -> ASGIApp:
             return answer
         return answer_error(_nothing_at(path, known), path)
 
+    def on_client_gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # that nobody reads
+
+    def on_own_fault(request: Request, error: Exception) -> Response:
+        """The traceback goes to the log."""
+        return answer_error(LayaError("Laya failed on this request; its log says why."), request.url.path)
+
     def on_fault(request: Request, error: Exception) -> Response:
         assert isinstance(error, LayaError)
         return answer_error(error, request.url.path)
@@ -119,7 +126,12 @@ def build_app(desk: Desk, keys: LiveKeys, lifespan: Any) -> ASGIApp:
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        exception_handlers={HTTPException: on_http_error, LayaError: on_fault},
+        exception_handlers={
+            HTTPException: on_http_error,
+            LayaError: on_fault,
+            ClientDisconnect: on_client_gone,
+            Exception: on_own_fault,
+        },
     )
     guarded: ASGIApp = Guard(app, keys, routes)
     if not keys.origins:

@@ -17,10 +17,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 import laya
-from laya.errors import EngineFailed, InvalidRequest
+from laya.errors import EngineFailed, InvalidRequest, NotFound
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
 from laya.gateway.explaining import explain_live
+from laya.gateway.fields import whole_number
 from laya.gateway.fleet import Fleet
 from laya.gateway.gauge import cards, ram
 from laya.gateway.roles import key_of
@@ -43,8 +44,8 @@ class Desk:
     def __init__(self, fleet: Fleet, stats: GatewayStats, events: Events | None = None) -> None:
         self.fleet = fleet
         self._events = events or Events()
-        self._registry = CollectorRegistry()
-        self._registry.register(LayaCollector(stats, fleet.statuses, lambda: fleet.budget().bytes, fleet.kv_tokens))
+        self.registry = CollectorRegistry()
+        self.registry.register(LayaCollector(stats, fleet.statuses, lambda: fleet.budget().bytes, fleet.kv_tokens))
         self._stats = stats
         self.apis: list[Route] = []  # other APIs, translated to this server's own
         self.preloads_pending = 0
@@ -63,7 +64,7 @@ class Desk:
         return reply({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
         await self.fleet.refresh()
@@ -126,10 +127,11 @@ class Desk:
 
     async def events(self, request: Request) -> Response:
         """What happened since the event with the id `after` (0: all that is kept)."""
-        after = request.query_params.get("after", "0")
-        if not after.isdecimal():
-            raise InvalidRequest(f"'after' is '{after}': expected the id of an event, a whole number.", param="after")
-        return reply({"events": self._events.after(int(after))})
+        said = request.query_params.get("after", "0")
+        after = whole_number(said)
+        if after is None:
+            raise InvalidRequest(f"'after' is '{said}': expected the id of an event, a whole number.", param="after")
+        return reply({"events": self._events.after(after)})
 
     async def explain(self, request: Request) -> Response:
         """Which rule takes a request like this one, which engines could serve it, and which one would, and why."""
@@ -141,15 +143,18 @@ class Desk:
         """`?anyway=true`: also a model that does not fit, under the ceiling of what is free."""
         endpoint = self.fleet.find(request.path_params["model_id"])
         await self.fleet.load(endpoint, anyway=switch(request, "anyway"))
-        return await self._shown(endpoint)
+        return self.shown(endpoint)
 
     async def unload(self, request: Request) -> Response:
         endpoint = self.fleet.find(request.path_params["model_id"])
         await self.fleet.unload_model(endpoint, "requested")
-        return await self._shown(endpoint)
+        return self.shown(endpoint)
 
-    async def _shown(self, endpoint: Endpoint) -> Response:
-        status = next(status for status in self.fleet.statuses() if status.id == endpoint.model_id)
+    def shown(self, endpoint: Endpoint) -> Response:
+        """The state of its model. Raises NotFound where that went meanwhile."""
+        status = next((status for status in self.fleet.statuses() if status.id == endpoint.model_id), None)
+        if status is None:  # a reload took it away meanwhile
+            raise NotFound(f"'{endpoint.model_id}' is no longer served.")
         return reply(status)
 
     async def slots(self, request: Request) -> Response:
@@ -170,9 +175,10 @@ class Desk:
     def _replica(self, request: Request) -> Endpoint:
         group = self.fleet.replicas(self.fleet.find(request.path_params["model_id"]))
         value = request.query_params.get("replica", "1")
-        if not value.isdecimal() or not 1 <= int(value) <= len(group):
+        number = whole_number(value)
+        if number is None or not 1 <= number <= len(group):
             raise InvalidRequest(f"'replica' is '{value}': expected 1 to {len(group)}.", param="replica")
-        return group[int(value) - 1]
+        return group[number - 1]
 
     async def logs(self, request: Request) -> Response:
         """`?replica=2`: of that engine, where the model has several; the first one's otherwise."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from laya.errors import InvalidRequest, nearest
+from laya.gateway.fields import whole_number
 from laya.gateway.heads import priority_of
 from laya.routing import prefix_blocks
 from laya.routing.rules import RequestFacts, Rules
@@ -54,9 +55,10 @@ def _kind(name: str) -> EndpointKind:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**32:
+    count = whole_number(text)
+    if count is None or count >= 2**32:
         raise InvalidRequest(f"'prompt_tokens' is '{text}': expected a whole number.", param="prompt_tokens")
-    return int(text)
+    return count
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -23,6 +23,13 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _TYPE_OF = re.compile(r"([^.\[\]]+)(?:\[\d+\])?\.type$")  # the field whose value, or whose items, have that type
 _SHOWN_MOST = 60
 
+_DIGITS_MOST = 18  # Python refuses to read numbers of thousands of digits, with an error of another kind
+
+
+def whole_number(text: str) -> int | None:
+    """The whole number that a query parameter says, not negative; None where it says anything else."""
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS_MOST else None
+
 
 def read_fields(
     body: bytes,

@@ -6,6 +6,7 @@ Knows the gateway's parts by what it is given; the work is in the modules of the
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,13 +17,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from laya.config import Config
+from laya.errors import InvalidRequest
 from laya.gateway.desk import reply, switch
 from laya.gateway.reload import Reloader
 from laya.gateway.reload_watch import ConfigWatch
+from laya.gateway.usage import Meter, grouped
 from laya.routing.rules import Rules
 
 if TYPE_CHECKING:
     from laya.gateway.server import Gateway
+
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 class ConfigSource(NamedTuple):
@@ -35,21 +40,25 @@ class ConfigSource(NamedTuple):
 class Operating:
     """See the module."""
 
-    def __init__(self, gateway: Gateway, source: ConfigSource) -> None:
+    def __init__(self, gateway: Gateway, source: ConfigSource, database: Path) -> None:
         self._gateway = gateway
         self._fleet = gateway.fleet
         self.reloader = Reloader(gateway.fleet, source.read, self._in_force)
         self._watch = ConfigWatch(
             source.path, lambda: gateway.config.server.watch_config, self.reloader.reload_and_tell
         )
+        self.meter = Meter(gateway.config.store, database)
+        gateway.dispatcher.settled = self.meter.count
+        gateway.desk.registry.register(self.meter)
         self.routes = [
+            Route("/admin/usage", self._usage),
             Route("/admin/reload", self._reload, methods=["POST"]),
             Route("/admin/models/{model_id:path}/drain", self._drain, methods=["POST"]),
         ]
 
     async def run(self) -> None:
         """For as long as the server runs."""
-        await self._watch.run()
+        await asyncio.gather(self._watch.run(), self.meter.run())
 
     def hang_up(self) -> None:
         """SIGHUP: read the configuration again."""
@@ -67,10 +76,19 @@ class Operating:
         report = await self.reloader.reload(dry_run=switch(request, "dry_run"))
         return reply(msgspec.to_builtins(report) | {"has_changes": report.has_changes})
 
+    async def _usage(self, request: Request) -> Response:
+        """`?by=model` (or key, day): sums; none: rows of each. `?since=2026-01-31`: that day (UTC) and later."""
+        by, since = request.query_params.get("by", ""), request.query_params.get("since", "")
+        if by not in ("", "model", "key", "day"):
+            raise InvalidRequest(f"'by' is '{by}': expected model, key or day.", param="by")
+        if since and not _DAY.fullmatch(since):
+            raise InvalidRequest(f"'since' is '{since}': expected a day such as 2026-01-31.", param="since")
+        rows = await self.meter.since(since)
+        return reply({"by": by, "since": since, "usage": grouped(rows, by) if by else rows})
+
     async def _drain(self, request: Request) -> Response:
         """Does not wait: the state says when the model is unloaded."""
         endpoint = self._fleet.find(request.path_params["model_id"])
         self._fleet.draining.begin(endpoint)
         await asyncio.sleep(0)  # what has nothing to do begins to unload
-        status = next(status for status in self._fleet.statuses() if status.id == endpoint.model_id)
-        return reply(status)
+        return self._gateway.desk.shown(endpoint)

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from laya.errors import InvalidRequest, LayaError
 from laya.gateway.assemble import encode
 from laya.gateway.desk import reply
+from laya.gateway.fields import whole_number
 from laya.gateway.inner import Inner, InnerExchange, Piece, sse
 from laya.gateway.responses_items import Item
 from laya.gateway.responses_kept import KeptResponses
@@ -198,6 +199,7 @@ def _whole(request: Request, name: str, default: int, *, least: int, most: int) 
     text = request.query_params.get(name)
     if text is None:
         return default
-    if not text.isdecimal() or not least <= int(text) <= most:
+    number = whole_number(text)
+    if number is None or not least <= number <= most:
         raise InvalidRequest(f"'{name}' is '{text}': expected {max(least, 0)} to {most}.", param=name)
-    return int(text)
+    return number
