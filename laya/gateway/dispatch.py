@@ -59,6 +59,7 @@ class Dispatcher:
         self.crash_error: Callable[[str, str], LayaError] = broke_off  # (model, reason); the guard knows better
         self.streams = Pump(self.outbox)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.settled: Callable[[Exchange], None] = lambda exchange: None  # who counts what was used
         self.retries = Retries(self)
         self.sending = Sending(self)
         self.send_again = self.sending.send_again
@@ -160,6 +161,7 @@ class Dispatcher:
                 self.fleet.find(candidate)  # a file that was just dropped into models_dir, or model_not_found
                 index = self.router.route(candidate, session, exchange.kind, flags, 0, tokens, parsed.n_seqs)
             if index < 0:
+                self.fleet.draining.check(name)
                 error = EngineFailed(f"No engine of '{name}' can take requests now: each failed one after another.")
                 error.retry_after_s = self.fleet.health.retry_after_s()
                 raise error
@@ -258,6 +260,7 @@ class Dispatcher:
         assert outcome is not None
         stats.in_flight -= 1
         stats.outcomes[outcome] += 1
+        self.settled(exchange)
         if exchange.account is not None:
             exchange.account.settle(exchange)
         if endpoint is None:

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from laya.config import Config
+from laya.config import Config, ResolvedModel
 from laya.engines.hooks import Ending
 from laya.engines.settings import EngineSettings
 from laya.engines.supervisor import Supervisor
 from laya.errors import LayaError
 from laya.gateway.corrections import Corrections
+from laya.gateway.draining import Draining
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
 from laya.gateway.health import Health
@@ -34,7 +35,7 @@ from laya.gateway.watch import Watch
 from laya.memory import Budget, Machine
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
-from laya.types import EngineAddress, ModelState, PlannedSettings
+from laya.types import EngineAddress, ModelFile, ModelState, PlannedSettings
 
 if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
@@ -71,9 +72,11 @@ class Fleet(Shown):
         self.relief = Relief(self)
         self.room = Room(self.ready, self.loading.reach_bytes, Turns(self))
         self.together = Replicas(self)
+        self.draining = Draining(self)
         self.health = Health(self)
         self.watch = Watch(self)
         self._outgrown = Outgrown()
+        self.started_with: dict[str, tuple[ResolvedModel, ModelFile]] = {}  # by the names of engines
         self._windows: dict[str, tuple[float, int | None]] = {}
         self._measured_s = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -95,6 +98,7 @@ class Fleet(Shown):
     def forget(self, endpoint: Endpoint) -> None:
         self._windows.pop(endpoint.model_id, None)
         self._outgrown.forget(endpoint.name)
+        self.started_with.pop(endpoint.name, None)
         self.together.forget(endpoint)
 
     # loading
@@ -120,6 +124,7 @@ class Fleet(Shown):
         their state. anyway: also what does not fit the whole budget; it runs under the ceiling of what is free.
         """
         group = self.replicas(endpoint)
+        self.draining.undo(endpoint)
         for each in group:
             self._outgrown.forgive(each.name)
             if anyway:
@@ -181,6 +186,7 @@ class Fleet(Shown):
         check_servable(file)
         pooling = pooling_of(endpoint.settings, file)
         anyway = self.config.memory.anyway or self._outgrown.is_insisted(name)
+        self.started_with[name] = endpoint.settings, file
         plan = await self.loading.reserve(endpoint, file, anyway=anyway)
         self.plans[name], endpoint.no_room = plan, None
         grant = self.threads.admit(endpoint, plan.settings.n_threads)

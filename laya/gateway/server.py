@@ -200,7 +200,7 @@ class Gateway:
         self.inner = Inner(self.dispatcher, self.limits)
         self.apis = Apis(config, self.inner, self.fleet, home / DATABASE)
         self.connection = self._connection()
-        self.operating = Operating(self, source or ConfigSource(lambda: config))
+        self.operating = Operating(self, source or ConfigSource(lambda: config), home / DATABASE)
         self.desk.apis += self.apis.routes + self.operating.routes
 
     def check_entries(self) -> dict[str, LayaError]:

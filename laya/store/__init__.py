@@ -1,4 +1,4 @@
-"""Owns: what outlives the process in one SQLite file: conversations, corrections, API keys, responses; later usage.
+"""Owns: what outlives the process in one SQLite file: conversations, corrections, API keys, responses, usage.
 
 One module per group of tables; `database` opens the file, `migrations` brings it to the newest form. Knows no room.
 """
@@ -9,6 +9,7 @@ from laya.store.keys import no_key, stamp_of
 from laya.store.responses import KeptTurn
 from laya.store.responses_url import Responses, open_responses
 from laya.store.store import Store
+from laya.store.usage import Usage
 
 __all__ = [
     "Conversation",
@@ -18,6 +19,7 @@ __all__ = [
     "Responses",
     "Role",
     "Store",
+    "Usage",
     "no_key",
     "open_responses",
     "stamp_of",

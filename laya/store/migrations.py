@@ -87,4 +87,26 @@ RESPONSES = (
     "CREATE INDEX response_root ON response (root_id, created_s)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_CONVERSATIONS, _CORRECTIONS, _MACHINE_RATES, _API_KEYS, RESPONSES)
+_USAGE = (
+    """
+    CREATE TABLE usage (
+        day TEXT NOT NULL,
+        model TEXT NOT NULL,
+        key TEXT NOT NULL,
+        requests INTEGER NOT NULL,
+        served INTEGER NOT NULL,
+        refused INTEGER NOT NULL,
+        failed INTEGER NOT NULL,
+        cancelled INTEGER NOT NULL,
+        prompt_tokens INTEGER NOT NULL,
+        generated_tokens INTEGER NOT NULL,
+        n_first_tokens INTEGER NOT NULL,
+        ttft_sum_s REAL NOT NULL,
+        n_gaps INTEGER NOT NULL,
+        gaps_sum_s REAL NOT NULL,
+        PRIMARY KEY (day, model, key)
+    )
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_CONVERSATIONS, _CORRECTIONS, _MACHINE_RATES, _API_KEYS, RESPONSES, _USAGE)

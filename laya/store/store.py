@@ -9,9 +9,10 @@ from laya.store.corrections import CorrectionTables
 from laya.store.keys import KeyTables
 from laya.store.rates import RatesTables
 from laya.store.responses import ResponseTables
+from laya.store.usage import UsageTables
 
 
-class Store(ConversationTables, CorrectionTables, RatesTables, KeyTables, ResponseTables):
+class Store(ConversationTables, CorrectionTables, RatesTables, KeyTables, ResponseTables, UsageTables):
     """`Store(path)` opens or makes the file (mode 0600). Raises StoreError naming the file.
 
     Threads may share a store; each has its own connection, and `close` closes the caller's.

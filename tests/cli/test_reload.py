@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,8 +15,10 @@ import httpx
 import openai
 import psutil
 import pytest
-
 from test_serve import MODEL, chat_once, command, ended, engine_of, environment, get, laya, stream_from, until
+
+from laya.gateway.fleet import DATABASE
+from laya.store import Store
 
 pytestmark = pytest.mark.engine
 
@@ -137,3 +140,23 @@ def test_second_signal_ends_within_moments_and_leaves_no_process(start_server: C
     until(lambda: not engine.is_running(), 5)
     with pytest.raises(openai.APIError):
         list(stream)
+
+
+def test_usage_outlives_a_server_that_is_killed(start_server: Callable[..., Any], laya_home: Path) -> None:
+    server = start_server(config=config())
+
+    def used() -> int:
+        with Store(laya_home / DATABASE) as store:
+            return sum(row.served for row in store.usage() if row.model == MODEL)
+
+    before = used()
+    assert chat_once(server).status_code == 200
+    until(lambda: used() == before + 1, 10)  # written by itself
+    asked = verb(server, laya_home, "usage", "--by", "model", "--json")
+    rows = {row["model"]: row for row in json.loads(asked.stdout)["usage"]}
+    assert rows[MODEL]["served"] == before + 1 and rows[MODEL]["prompt_tokens"] > 0 and rows[MODEL]["ttft_sum_s"] > 0
+    os.kill(server.pid, signal.SIGKILL)
+    server.stop()
+    assert MODEL in laya(laya_home, server.cwd, "usage", "--since", "7d").stdout
+    assert laya(laya_home, server.cwd, "usage", "--by", "hour").returncode == 2
+    assert laya(laya_home, server.cwd, "usage", "--since", "soon").returncode == 2

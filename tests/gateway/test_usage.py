@@ -1,0 +1,119 @@
+"""What was used: counted as requests end, on disk in batches, told by model, key and day."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from laya.config import StoreConfig
+from laya.gateway import usage as module
+from laya.gateway.fleet import DATABASE
+from laya.gateway.usage import KEYS_LABELLED, OTHERS, Meter, grouped, today
+from laya.store import Store, Usage
+
+from .front import CHAT, chat, front, request
+from .keyed import chat_as, get_as, grant, keep
+
+pytestmark = pytest.mark.anyio
+
+
+def ended(key: str = "", model: str | None = "m", outcome: str = "served", **more: Any) -> Any:
+    endpoint = SimpleNamespace(model_id=model) if model else None
+    fields = {"sent_s": 1.0, "first_token_s": 0.0, "arrived_s": 0.0, "n_tokens_out": 0, "prompt_tokens": 0}
+    fields |= {"prefill_done": 0} | more
+    return cast(Any, SimpleNamespace(endpoint=endpoint, key_name=key or None, outcome=outcome, **fields))
+
+
+async def test_requests_of_a_key_are_summed_and_kept(tmp_path: Path) -> None:
+    keep(tmp_path, grant("me", role="admin"), grant("you"))
+    async with front(tmp_path) as gate:
+        for _ in range(2):
+            assert (await gate.ask(chat_as("me"))).status == 200
+        assert (await gate.ask(chat_as("you", stream=True))).status == 200
+        assert (await gate.ask(chat_as("you", model="nowhere"))).status == 404
+        await gate.settled()
+        answer = await gate.ask(get_as("me", "/admin/usage?by=key"))
+        rows = {row["key"]: row for row in answer.json["usage"]}
+        assert (rows["me"]["requests"], rows["me"]["served"], rows["me"]["prompt_tokens"]) == (2, 2, 18)
+        assert rows["me"]["generated_tokens"] == 4
+        assert (rows["you"]["served"], rows["you"]["refused"]) == (1, 1)
+        text = (await gate.ask(get_as("me", "/metrics"))).body.decode()
+        assert 'laya_key_requests_total{key="me",outcome="served"} 2.0' in text
+        assert (await gate.ask(get_as("you", "/admin/usage"))).status == 403
+        assert (await gate.ask(get_as("me", "/admin/usage?by=hour"))).status == 400
+        assert (await gate.ask(get_as("me", "/admin/usage?since=soon"))).status == 400
+    with Store(tmp_path / DATABASE) as store:  # the endpoint wrote what it told
+        assert sum(row.requests for row in store.usage()) == 4
+        assert {row.model for row in store.usage()} == {"stub", ""}
+
+
+async def test_looking_is_not_use(tmp_path: Path) -> None:
+    async with front(tmp_path, keys=False) as gate:
+        await gate.ask(chat())
+        before_s = gate.endpoint.last_used_s
+        for path in ("/metrics", "/health", "/ready", "/v1/models", "/admin/state", "/admin/usage", "/v1/models/stub"):
+            assert (await gate.ask(request(method="GET", path=path))).status == 200, path
+        assert gate.endpoint.last_used_s == before_s
+        assert gate.gateway.operating.meter._by_key[""].requests == 1
+
+
+async def test_store_that_cannot_be_written_loses_nothing_that_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "laya.db"
+    path.mkdir()
+    meter = Meter(StoreConfig(), path)
+    for _ in range(3):
+        meter.count(ended(prompt_tokens=5))
+        await meter.write()
+    path.rmdir()
+    (row,) = await meter.since("")
+    assert (row.requests, row.prompt_tokens, row.day) == (3, 15, today())
+
+
+async def test_labels_are_bounded_and_the_store_has_every_key(tmp_path: Path) -> None:
+    meter = Meter(StoreConfig(), tmp_path / "laya.db")
+    for number in range(KEYS_LABELLED + 20):
+        meter.count(ended(f"k{number}"))
+    requests, _ = meter.collect()
+    keys = {sample.labels["key"] for sample in requests.samples}
+    assert len(keys) == KEYS_LABELLED + 1 and OTHERS in keys
+    assert len(await meter.since("")) == KEYS_LABELLED + 20
+
+
+async def test_only_what_an_engine_did_is_tokens(tmp_path: Path) -> None:
+    meter = Meter(StoreConfig(), tmp_path / "laya.db")
+    meter.count(ended(outcome="refused", sent_s=0.0, prompt_tokens=9))
+    meter.count(ended(outcome="failed", prompt_tokens=9, n_tokens_out=4))
+    meter.count(ended(outcome="cancelled", prompt_tokens=0, prefill_done=7))
+    (row,) = await meter.since("")
+    assert (row.requests, row.refused, row.failed, row.cancelled) == (3, 1, 1, 1)
+    assert (row.prompt_tokens, row.generated_tokens) == (7, 0)
+
+
+def test_sums_are_added_to_what_is_there_and_old_days_are_forgotten(tmp_path: Path) -> None:
+    with Store(tmp_path / "laya.db") as store:
+        for day in ("2026-01-01", "2026-01-02"):
+            for _ in range(2):
+                store.add_usage([Usage(day=day, model="m", key=key, requests=1, ttft_sum_s=0.5) for key in "ab"])
+        assert [row.requests for row in store.usage()] == [2, 2, 2, 2]
+        (by_model,) = grouped(store.usage(), "model")
+        assert (by_model.requests, by_model.ttft_sum_s, by_model.day, by_model.key) == (8, 4.0, "", "")
+        assert store.prune_usage("2026-01-02") == 2
+        assert {row.day for row in store.usage()} == {"2026-01-02"}
+        assert store.usage("2026-01-03") == []
+
+
+async def test_what_is_kept_is_as_old_as_the_config_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "laya.db"
+    with Store(path) as store:
+        store.add_usage([Usage(day="2020-01-01", model="m", key="", requests=1)])
+    Meter(StoreConfig(keep_usage=None), path)._prune()
+    Meter(StoreConfig(keep_usage=-1), path)._prune()
+    with Store(path) as store:
+        assert len(store.usage()) == 1
+    Meter(StoreConfig(), path)._prune()
+    with Store(path) as store:
+        assert store.usage() == []
+    assert module.WRITE_EVERY_S <= 5 and CHAT["model"] == "stub"
