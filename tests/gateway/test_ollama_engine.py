@@ -1,0 +1,111 @@
+"""Ollama's API on the real engine, through Ollama's official client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ollama
+import pytest
+
+from .live import MODEL, Serving, is_idle, model_state, plain, until, user
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+FEW: Any = {"temperature": 0, "num_predict": 8}
+
+
+@pytest.fixture
+def client(server: Serving) -> Iterator[ollama.Client]:
+    with ollama.Client(host=server.url, trust_env=False) as made:
+        yield made
+
+
+def test_chat_whole_and_streamed(client: ollama.Client) -> None:
+    whole = client.chat("smollm2", messages=user("Say hello."), options=FEW)
+    assert (whole.model, whole.done, whole.done_reason, whole.eval_count) == ("smollm2", True, "length", 8)
+    assert whole.message.role == "assistant" and whole.message.content
+    assert whole.total_duration >= whole.eval_duration > 0  # type: ignore[operator]
+    parts = list(client.chat("smollm2:latest", messages=user("Say hello."), options=FEW, stream=True))
+    assert "".join(part.message.content or "" for part in parts) == whole.message.content
+    assert [part.done for part in parts][-2:] == [False, True] and parts[-1].eval_count == 8
+
+
+def test_generate_with_a_template_and_raw(client: ollama.Client) -> None:
+    chatted = client.generate("smollm2", "Say hello.", options=FEW)
+    assert chatted.response and chatted.prompt_eval_count
+    raw = client.generate("smollm2", "One, two,", raw=True, options=FEW, logprobs=True, top_logprobs=2)
+    assert raw.prompt_eval_count < chatted.prompt_eval_count  # type: ignore[operator]
+    assert raw.logprobs is not None and len(raw.logprobs[0].top_logprobs or ()) == 2
+
+
+def test_answer_held_to_a_schema(client: ollama.Client) -> None:
+    schema: Any = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    options = {"temperature": 0, "num_predict": 40}
+    found = client.chat("smollm2", messages=user("Give me a person."), format=schema, options=options)
+    assert isinstance(json.loads(found.message.content or "")["age"], int)
+
+
+def test_tools_of_python_functions_are_told_to_the_model(client: ollama.Client) -> None:
+    def add(a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: the first
+            b: the second
+        """
+        return a + b
+
+    alone = client.chat("smollm2", messages=user("What is 3 plus 4?"), options=FEW)
+    told = client.chat("smollm2", messages=user("What is 3 plus 4?"), tools=[add], options=FEW)
+    assert told.prompt_eval_count > alone.prompt_eval_count  # type: ignore[operator]
+    call = {"function": {"name": "add", "arguments": {"a": 3, "b": 4}}}
+    turns = [*user("What is 3 plus 4?"), {"role": "assistant", "content": "", "tool_calls": [call]},
+             {"role": "tool", "content": "7", "tool_name": "add"}]  # fmt: skip
+    answered = client.chat("smollm2", messages=turns, tools=[add], options=FEW)
+    assert answered.prompt_eval_count > told.prompt_eval_count  # type: ignore[operator]
+
+
+def test_models_are_listed_shown_and_running(client: ollama.Client) -> None:
+    listed = {model.model: model for model in client.list().models}
+    found = listed[f"{MODEL}:latest"]
+    assert found.details is not None
+    assert (found.details.family, found.details.parameter_size) == ("llama", "134.52M")
+    shown = client.show("smollm2")
+    assert shown.capabilities == ["completion", "tools"]
+    assert (shown.modelinfo or {})["general.architecture"] == "llama" and "tools" in (shown.template or "")
+    (running,) = [model for model in client.ps().models if model.model == f"{MODEL}:latest"]
+    assert running.context_length == 4096 and running.size and running.size_vram == 0
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda client: client.pull("x"), "laya pull"),
+    (lambda client: client.embed("smollm2", "hi"), "not 'embed'"),
+    (lambda client: client.chat("nobody", messages=user("x")), "does not exist"),
+    (lambda client: client.chat("smollm2", messages=user("x"), options={"num_ctx": 8192}), "served with 4096 tokens"),
+    (lambda client: list(client.chat("smollm2", messages=user("tree " * 5000), stream=True)), "4096 tokens"),
+])  # fmt: skip
+def test_refusals_are_response_errors(client: ollama.Client, call: Callable[[ollama.Client], Any], said: str) -> None:
+    with pytest.raises(ollama.ResponseError, match=said):
+        call(client)
+
+
+def test_client_that_leaves_frees_the_slot(server: Serving) -> None:
+    body = {"model": "smollm2", "messages": user("Tell me a very long story.")}
+    with plain(server) as http, http.stream("POST", "/api/chat", json=body) as response:
+        lines = response.iter_lines()  # held: without it the connection would be closed
+        next(lines)
+        assert model_state(server)["running"] == 1
+    until(lambda: is_idle(server), 10)
+
+
+def test_keep_alive_of_nothing_unloads_and_the_next_request_loads(start_server: Callable[..., Any]) -> None:
+    server = start_server("smollm2", "--max-num-seqs", "1", "--max-seq-len", "1024", "--n-threads", "1")
+    with ollama.Client(host=server.url, trust_env=False) as client:
+        assert client.generate("smollm2", "Hi", keep_alive=0, options={"num_predict": 1}).done
+        until(lambda: not client.ps().models)
+        assert client.generate("smollm2", keep_alive="5m").done_reason == "load"
+        assert [model.model for model in client.ps().models] == [f"{MODEL}:latest"]
+        assert client.generate("smollm2", "Hi", options={"num_predict": 1}).eval_count == 1
+        assert client.generate("smollm2", keep_alive=0).done_reason == "unload"
+        until(lambda: not client.ps().models)
