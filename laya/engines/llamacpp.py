@@ -51,6 +51,7 @@ def _served_params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
         "offline": True,
         "endpoint_slots": True,
         "endpoint_props": True,
+        "endpoint_metrics": True,
         "timeout_read": READ_TIMEOUT_S,
         "timeout_write": WRITE_TIMEOUT_S,
         "n_threads_http": settings.http_threads,
@@ -148,7 +149,8 @@ def flags(settings: EngineSettings) -> list[str]:
         "--ctx-checkpoints": 0,
         "--slot-prompt-similarity": SLOT_PROMPT_SIMILARITY,
     } | _extra_flags(settings)
-    words = ["--jinja", "--no-webui", "--offline", "--slots", "--props", "--no-context-shift", "--no-cache-idle-slots"]
+    words = ["--jinja", "--no-webui", "--offline", "--slots", "--props", "--metrics", "--no-context-shift"]
+    words += ["--no-cache-idle-slots"]
     words += ["--kv-unified" if planned.kv_unified else "--no-kv-unified"]
     words += [word for flag, value in pairs.items() for word in (flag, str(value))]
     words += _task_flags(settings)

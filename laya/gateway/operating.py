@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,6 +20,7 @@ from starlette.routing import Route
 from laya.config import Config
 from laya.errors import InvalidRequest
 from laya.gateway.desk import reply, switch
+from laya.gateway.engine_metrics import engine_metrics
 from laya.gateway.reload import Reloader
 from laya.gateway.reload_watch import ConfigWatch
 from laya.gateway.usage import Meter, grouped
@@ -52,6 +54,7 @@ class Operating:
         gateway.desk.registry.register(self.meter)
         self.routes = [
             Route("/admin/usage", self._usage),
+            Route("/metrics/engines", self._engine_metrics),
             Route("/admin/reload", self._reload, methods=["POST"]),
             Route("/admin/models/{model_id:path}/drain", self._drain, methods=["POST"]),
         ]
@@ -75,6 +78,9 @@ class Operating:
         """`?dry_run=true`: only say what would change."""
         report = await self.reloader.reload(dry_run=switch(request, "dry_run"))
         return reply(msgspec.to_builtins(report) | {"has_changes": report.has_changes})
+
+    async def _engine_metrics(self, request: Request) -> Response:
+        return Response(await engine_metrics(self._fleet), media_type=CONTENT_TYPE_LATEST)
 
     async def _usage(self, request: Request) -> Response:
         """`?by=model` (or key, day): sums; none: rows of each. `?since=2026-01-31`: that day (UTC) and later."""

@@ -21,7 +21,7 @@ _FOR_USERS = ("/v1/", "/api/", "/tokenize", "/detokenize")  # APIs of inference,
 
 def roles_for(path: str) -> frozenset[KeyRole]:
     """The roles that may use what is at this path."""
-    if path == "/metrics":
+    if path in ("/metrics", "/metrics/engines"):
         return _SCRAPERS
     return USERS if path.startswith(_FOR_USERS) or path in _HOT else _ADMINS
 

@@ -155,6 +155,8 @@ def test_usage_outlives_a_server_that_is_killed(start_server: Callable[..., Any]
     asked = verb(server, laya_home, "usage", "--by", "model", "--json")
     rows = {row["model"]: row for row in json.loads(asked.stdout)["usage"]}
     assert rows[MODEL]["served"] == before + 1 and rows[MODEL]["prompt_tokens"] > 0 and rows[MODEL]["ttft_sum_s"] > 0
+    told = httpx.get(f"{server.url}/metrics/engines", trust_env=False).text
+    assert f'engine="{MODEL}",model="{MODEL}"' in told and "prompt_tokens_total" in told
     os.kill(server.pid, signal.SIGKILL)
     server.stop()
     assert MODEL in laya(laya_home, server.cwd, "usage", "--since", "7d").stdout

@@ -190,6 +190,7 @@ class ScriptedEngine:
         self.n_counts = 0
         self.n_looks = 0  # how often it was asked for its slots
         self.tells_slots = True
+        self.metrics = b""  # what it says of itself
         self.on_connect: Callable[[Call], None] | None = None
         self.calls: list[Call] = []
         self.bodies: list[Any] = []
@@ -217,6 +218,10 @@ class ScriptedEngine:
             self.n_looks += 1
             if self.tells_slots:
                 call.write(SLOTS)
+            return
+        if call.path == "/metrics":
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n"
+            call.write(head % len(self.metrics) + self.metrics)
             return
         self.calls.append(call)
         self.bodies.append(call.json)

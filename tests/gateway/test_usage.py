@@ -117,3 +117,26 @@ async def test_what_is_kept_is_as_old_as_the_config_says(tmp_path: Path, monkeyp
     with Store(path) as store:
         assert store.usage() == []
     assert module.WRITE_EVERY_S <= 5 and CHAT["model"] == "stub"
+
+
+METRICS = b"""# HELP llamacpp:prompt_tokens_total Prompt tokens.
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 12
+"""
+
+
+async def test_what_engines_say_of_themselves_is_told_with_their_names(tmp_path: Path) -> None:
+    keep(tmp_path, grant("me", role="admin"), grant("scraper", role="metrics"), grant("you"))
+    async with front(tmp_path, model={"replicas": 2}) as gate:
+        for engine in gate.engines:
+            engine.metrics = METRICS
+        before_s = [each.last_used_s for each in gate.endpoints]
+        answer = await gate.ask(get_as("scraper", "/metrics/engines"))
+        lines = [line for line in answer.body.decode().splitlines() if not line.startswith("#")]
+        assert sorted(lines) == [
+            f'llamacpp:prompt_tokens_total{{engine="stub#{number}",model="stub"}} 12.0' for number in (1, 2)
+        ]
+        assert [each.last_used_s for each in gate.endpoints] == before_s
+        gate.engines[0].metrics, gate.engines[1].metrics = b"{]", b"no metrics here at all {"
+        assert (await gate.ask(get_as("scraper", "/metrics/engines"))).body == b""
+        assert (await gate.ask(get_as("you", "/metrics/engines"))).status == 403
