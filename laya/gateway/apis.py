@@ -11,6 +11,7 @@ from laya.gateway.fleet import Fleet
 from laya.gateway.inner import Inner
 from laya.gateway.messages import MessagesApi
 from laya.gateway.ollama import OllamaApi
+from laya.gateway.passthrough import Passthrough
 from laya.gateway.responses import ResponsesApi
 from laya.gateway.responses_kept import KeptResponses
 from laya.gateway.tokens import Tokenizers, TokensApi
@@ -28,6 +29,7 @@ class Apis:
             *MessagesApi(inner, tokenizers).routes(),
             *TokensApi(inner, tokenizers).routes(),
             *OllamaApi(inner, fleet, tokenizers).routes(),
+            *Passthrough(fleet, config.server.max_body_bytes).routes(),
         ]
 
     async def run(self) -> None:

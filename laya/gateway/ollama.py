@@ -45,7 +45,7 @@ _VERBS = {
     "/api/create": "name a file under `models` in config.yaml, or drop it into models_dir; `laya list` shows it",
     "/api/copy": "give the model another name with `aliases` in config.yaml",
     "/api/delete": "`laya rm MODEL` removes a model",
-    "/api/blobs/{digest}": "drop the file into models_dir; `laya list` shows it",
+    "/api/blobs/{path:path}": "drop the file into models_dir; `laya list` shows it",
 }
 IGNORED = "x-laya-ignored"
 
