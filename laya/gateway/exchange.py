@@ -60,6 +60,8 @@ class Exchange(Answering):
     account: Key | None = None  # the same key, where this request counts against its limits
     charged_tokens = 0  # of the key's tokens a minute, until it is settled
     request_id = b""
+    said = b""  # the beginning of its body, where requests are logged with what they say
+    fault: LayaError | None = None  # what it failed with
     early_error: LayaError | None = None  # what the head alone tells to be refused
     parsed: ParsedBody | None = None
     prompt_tokens: int | None = None  # exact, where it was counted
@@ -226,6 +228,7 @@ class Exchange(Answering):
         if isinstance(error, _FAULTS_OF_ENGINES) and self.dispatcher.retries.failed(self):
             return
         outcome: Outcome = "failed" if isinstance(error, _FAULTS_OF_OURS) or error.http_status == 500 else "refused"
+        self.fault = error
         if isinstance(error, RequestCancelled):
             outcome = "cancelled"
         if not self.head_sent:

@@ -23,10 +23,12 @@ from laya.gateway.desk import reply, switch
 from laya.gateway.engine_metrics import engine_metrics
 from laya.gateway.reload import Reloader
 from laya.gateway.reload_watch import ConfigWatch
+from laya.gateway.request_log import CONTENT_LIMIT_BYTES, RequestLog
 from laya.gateway.usage import Meter, grouped
 from laya.routing.rules import Rules
 
 if TYPE_CHECKING:
+    from laya.gateway.exchange import Exchange
     from laya.gateway.server import Gateway
 
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -50,7 +52,9 @@ class Operating:
             source.path, lambda: gateway.config.server.watch_config, self.reloader.reload_and_tell
         )
         self.meter = Meter(gateway.config.store, database)
-        gateway.dispatcher.settled = self.meter.count
+        self.request_log = RequestLog(gateway.config.request_log)
+        gateway.dispatcher.settled = self._settled
+        self._log_content()
         gateway.desk.registry.register(self.meter)
         self.routes = [
             Route("/admin/usage", self._usage),
@@ -61,7 +65,7 @@ class Operating:
 
     async def run(self) -> None:
         """For as long as the server runs."""
-        await asyncio.gather(self._watch.run(), self.meter.run())
+        await asyncio.gather(self._watch.run(), self.meter.run(), self.request_log.run())
 
     def hang_up(self) -> None:
         """SIGHUP: read the configuration again."""
@@ -70,9 +74,19 @@ class Operating:
     def _in_force(self, config: Config) -> None:
         gateway = self._gateway
         gateway.dispatcher.rules = Rules(config.routing)
-        gateway.connection.takes_plain = not gateway.dispatcher.rules
+        self._log_content()
         gateway.limits.apply(config.server)
         gateway.keys.configure(config.server)
+
+    def _log_content(self) -> None:
+        """What rules or the log ask of a request, the plain lane does not keep."""
+        dispatcher, keeps = self._gateway.dispatcher, self.request_log.keeps_content
+        dispatcher.keeps_said = CONTENT_LIMIT_BYTES if keeps else 0
+        self._gateway.connection.takes_plain = not (dispatcher.rules or keeps)
+
+    def _settled(self, exchange: Exchange) -> None:
+        self.meter.count(exchange)
+        self.request_log.note(exchange)
 
     async def _reload(self, request: Request) -> Response:
         """`?dry_run=true`: only say what would change."""
