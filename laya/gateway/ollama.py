@@ -136,7 +136,7 @@ class OllamaApi:
         await self._settle(exchange, asked)
         seconds = seconds_of(asked.keep_alive) if asked.keep_alive is not None else None
         if seconds != 0:
-            await self._tokenizers.endpoint_for(exchange, self._names.of(asked.model))
+            exchange.endpoint = await self._tokenizers.endpoint_for(exchange, self._names.of(asked.model))
         said: Line = {"message": {"role": "assistant", "content": ""}} if isinstance(asked, Chat) else {"response": ""}
         head = {"model": asked.model, "created_at": now_text()}
         return reply(head | said | {"done": True, "done_reason": "unload" if seconds == 0 else "load"})

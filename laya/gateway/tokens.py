@@ -72,10 +72,9 @@ class Tokenizers:
         endpoint = next((each for each in group if each.pool is not None), first)
         if endpoint.pool is None:
             await fleet.room.take_turn(endpoint, lambda: not exchange.disconnected)
-        exchange.endpoint = endpoint
         return endpoint
 
-    async def ask(self, endpoint: Endpoint, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def ask(self, exchange: InnerExchange, endpoint: Endpoint, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """What the engine says. Raises InvalidRequest with its words, EngineFailed where it can't be reached."""
         try:
             status, answer = await _pool(endpoint).fetch("POST", path, msgspec.json.encode(body))
@@ -83,6 +82,7 @@ class Tokenizers:
             raise _unreachable(endpoint, error) from None
         if status != 200:
             raise InvalidRequest(message_of(answer))
+        exchange.endpoint = endpoint  # only now: there is no other engine to try in its place
         found: dict[str, Any] = msgspec.json.decode(answer)
         return found
 
@@ -93,10 +93,13 @@ class Tokenizers:
         if endpoint.settings.task != "chat":
             raise NotSupported(f"The model '{endpoint.model_id}' has the task '{endpoint.settings.task}', no chat.",
                                param="model")  # fmt: skip
+        _pool(endpoint)
         try:
-            return await count_tokens(endpoint, parsed)
+            n_tokens = await count_tokens(endpoint, parsed)
         except OSError as error:
             raise _unreachable(endpoint, error) from None
+        exchange.endpoint = endpoint
+        return n_tokens
 
 
 def _pool(endpoint: Endpoint) -> UpstreamPool:
@@ -136,14 +139,14 @@ class TokensApi:
         if asked.prompt is not None:
             text, special = asked.prompt, asked.add_special_tokens is not False
         elif asked.messages is not None:
-            text, special = await self._rendered(endpoint, asked), asked.add_special_tokens
+            text, special = await self._rendered(exchange, endpoint, asked), asked.add_special_tokens
         assert text is not None
         if len(text) > _BYTES_MOST:
             raise InvalidRequest(f"The text has {len(text)} characters; one request takes {_BYTES_MOST}.")
         of_pieces = bool(asked.with_pieces or asked.return_token_strs)
         question = {"content": text, "add_special": bool(special), "with_pieces": of_pieces}
         question["parse_special"] = asked.parse_special is not False
-        found = (await self._tokenizers.ask(endpoint, "/tokenize", question))["tokens"]
+        found = (await self._tokenizers.ask(exchange, endpoint, "/tokenize", question))["tokens"]
         if asked.content is not None:
             return reply({"tokens": found})
         assert endpoint.planned is not None
@@ -152,17 +155,17 @@ class TokensApi:
         answer = {"count": len(tokens), "max_model_len": endpoint.planned.max_seq_len, "tokens": tokens}
         return reply(answer | {"token_strs": pieces})
 
-    async def _rendered(self, endpoint: Endpoint, asked: Tokenize) -> str:
+    async def _rendered(self, exchange: InnerExchange, endpoint: Endpoint, asked: Tokenize) -> str:
         """The prompt that the model's template makes of a conversation."""
         told = ("messages", "tools", "add_generation_prompt", "chat_template_kwargs")
         question = {name: value for name in told if (value := getattr(asked, name)) is not None}
-        return str((await self._tokenizers.ask(endpoint, "/apply-template", question))["prompt"])
+        return str((await self._tokenizers.ask(exchange, endpoint, "/apply-template", question))["prompt"])
 
     async def _detokenize(self, exchange: InnerExchange, body: bytes) -> Response:
         asked = read_fields(body, Detokenize, "/detokenize")
         endpoint = await self._tokenizers.endpoint_for(exchange, asked.model)
         try:
-            text = (await self._tokenizers.ask(endpoint, "/detokenize", {"tokens": asked.tokens}))["content"]
+            text = (await self._tokenizers.ask(exchange, endpoint, "/detokenize", {"tokens": asked.tokens}))["content"]
         except InvalidRequest as error:
             raise InvalidRequest(
                 f"'tokens' has one that is not in the vocabulary of '{endpoint.model_id}' ({error.message}).",

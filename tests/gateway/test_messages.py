@@ -208,6 +208,16 @@ async def test_count_is_the_engines(tmp_path: Path) -> None:
         assert await world.settled() == {"served": 1, "refused": 2}
 
 
+async def test_count_that_the_engine_does_not_answer_fails(tmp_path: Path) -> None:
+    async with front(tmp_path, model={"replicas": 2}) as world:
+        for engine in world.engines:
+            await engine.stop()
+        body = {"model": "stub", "messages": BODY["messages"]}
+        answer = await world.ask(request(body, PATH + "/count_tokens"))
+        assert (answer.status, answer.error["code"]) == (503, "engine_failed")
+        assert await world.settled() == {"failed": 1}
+
+
 @pytest.mark.parametrize(("fields", "said"), [
     ({"max_token": 1}, "'max_token' is not a field of /v1/messages. Did you mean 'max_tokens'?"),
     ({"max_tokens": None}, "'max_tokens' is missing."),
