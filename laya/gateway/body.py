@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from laya.errors import InvalidRequest
+from laya.errors import InvalidRequest, NotSupported
 from laya.gateway.engine_fields import EngineFields, check_engine_fields
 from laya.gateway.grammar import ToolHead, check_gbnf, check_schema, check_tools
+from laya.gateway.tool_choice import ForcedCalls, allowed_alone, forced_calls, read_choice
 from laya.routing import MOST_PREFIX_BYTES, prefix_blocks
 from laya.types import EndpointKind
 
@@ -66,6 +67,9 @@ class ChatHead(RequestHead):
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     tools: list[ToolHead] | None = None
     tool_choice: str | dict[str, Raw] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
 
 
 class CompletionHead(RequestHead):
@@ -132,6 +136,8 @@ class ParsedBody:
     max_tokens: int | None = None
     n_choices = 1  # of each prompt
     n_seqs = 1
+    has_tools = False  # that may be called
+    forced: ForcedCalls | None = None  # what the answer must call
 
     def __init__(self, kind: EndpointKind, data: bytes, head: Head) -> None:
         self.kind = kind
@@ -172,7 +178,10 @@ class ParsedBody:
     @property
     def fields(self) -> dict[str, Raw]:
         if self._fields is None:
-            self._fields = _FIELDS.decode(self.data)
+            try:
+                self._fields = _FIELDS.decode(self.data)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:  # in a field that nobody has read so far
+                raise _not_json(error) from None
         return self._fields
 
     def edited(self, changes: dict[str, Any], drop: tuple[str, ...] = ()) -> bytes:
@@ -182,6 +191,11 @@ class ParsedBody:
             fields.pop(name, None)
         fields.update(changes)
         return _ENCODER.encode(fields)
+
+    def replace(self, changes: dict[str, Any]) -> None:
+        """Go on as if the client had said so."""
+        self.data = self.edited(changes)
+        self._fields = None
 
     def forget(self) -> None:
         """Let go of what is large: the engine has it."""
@@ -236,8 +250,32 @@ def _check_grammars(parsed: ParsedBody, head: RequestHead) -> None:
         check_schema("json_schema", parsed.fields["json_schema"])
     if head.grammar:
         check_gbnf("grammar", head.grammar)
-    if isinstance(head, ChatHead) and head.tools and head.tool_choice != "none":
-        check_tools(parsed.fields["tools"], forced=head.tool_choice not in (None, "auto"))
+    if isinstance(head, ChatHead):
+        _read_tools(parsed, head)
+
+
+def _read_tools(parsed: ParsedBody, head: ChatHead) -> None:
+    """Which tools may or must be called. Those that a choice leaves out where calls are free are not told."""
+    if head.functions or head.function_call:
+        raise NotSupported("'functions' and 'function_call' are not supported: use 'tools' and 'tool_choice'.",
+                           param="functions")  # fmt: skip
+    raw_choice = parsed.fields["tool_choice"] if head.tool_choice is not None else None
+    mode, names = read_choice(raw_choice, head.tools or [])
+    if not head.tools or mode == "none":
+        return
+    parsed.has_tools = True
+    if mode == "required":
+        for name in ("grammar", "json_schema"):
+            if getattr(head, name):
+                raise InvalidRequest(f"'{name}' can't be kept to where 'tool_choice' asks for a call.", param=name)
+        # several only where a client says so: a small model that may go on repeats itself
+        may_be_several = bool(head.parallel_tool_calls) and (names is None or len(names) > 1)
+        parsed.forced = forced_calls(parsed.fields["tools"], names, parallel=may_be_several)
+        return
+    if names is not None:
+        told = allowed_alone(parsed.fields["tools"], names)
+        parsed.replace({"tools": told, "tool_choice": "auto"})
+    check_tools(parsed.fields["tools"])
 
 
 def _check_messages(messages: list[MessageHead]) -> None:

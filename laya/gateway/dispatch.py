@@ -28,6 +28,7 @@ from laya.gateway.relay import broke_off
 from laya.gateway.retry import Retries
 from laya.gateway.ruling import names_by_rules, wrong_task
 from laya.gateway.sending import Sending
+from laya.gateway.tool_support import check_told
 from laya.routing import UNKNOWN_MODEL
 from laya.routing.rules import Rules
 from laya.routing.table import FLAG_STREAMING
@@ -173,6 +174,7 @@ class Dispatcher:
         exchange.endpoint = endpoint
         if exchange.kind not in endpoint.kinds:
             raise wrong_task(self.fleet, endpoint, exchange.kind)
+        check_told(self.fleet, endpoint, parsed)
         if parsed.generates and parsed.max_tokens is None:  # promised and clamped as if the client had said it
             parsed.max_tokens = endpoint.settings.defaults.get("max_tokens")
         return endpoint

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from laya.gateway.body import CompletionHead, RequestHead
 from laya.gateway.engine_fields import look_back
+from laya.gateway.tool_choice import NOT_BESIDE_CALLS, fields_of
 
 if TYPE_CHECKING:
     from laya.gateway.endpoint import Endpoint
@@ -35,7 +36,12 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
             changes[name] = value
     if isinstance(head, RequestHead):
         changes |= look_back(head, changes, planned.max_seq_len)
-    if parsed.wants_stream or not pool.address.cancels_whole:
+    drop: tuple[str, ...] = ("max_completion_tokens", "n_predict")
+    if parsed.forced is not None:
+        changes = {name: value for name, value in changes.items() if name not in NOT_BESIDE_CALLS}
+        changes |= fields_of(parsed.forced)
+        drop += NOT_BESIDE_CALLS
+    if parsed.wants_stream or parsed.forced is not None or not pool.address.cancels_whole:
         changes |= _STREAM_FIELDS
     if endpoint.slots is not None:
         changes |= endpoint.slots.fields_for(exchange, endpoint.live)
@@ -51,4 +57,4 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
         changes["max_tokens"] = max_tokens
     if isinstance(head, CompletionHead) and head.logprobs == 0:
         changes["logprobs"] = 1  # the engine takes 0 for none at all; the extra one is dropped again
-    return parsed.edited(changes, drop=("max_completion_tokens", "n_predict"))
+    return parsed.edited(changes, drop=drop)

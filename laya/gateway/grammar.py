@@ -51,13 +51,9 @@ def check_gbnf(name: str, text: str) -> None:
     _check_empty(name, n_empty)
 
 
-def check_tools(raw: msgspec.Raw, *, forced: bool) -> None:
-    """Bound tools: all together where a call is forced, else each by itself, which is tried only when called."""
+def check_tools(raw: msgspec.Raw) -> None:
+    """Bound tools that may be called, each by itself, since it is tried only when called."""
     tools: Any = _decoded("tools", raw)
-    if forced:
-        _check_size("tools", bytes(raw))
-        _check_count("tools", len(tools) + alternatives(tools, "tools"))
-        return
     _check_count("tools", len(tools))
     for index, tool in enumerate(tools):
         _check_count(f"tools[{index}]", alternatives(tool, f"tools[{index}]"))

@@ -26,6 +26,7 @@ from laya.gateway.account import read_usage
 from laya.gateway.assemble import Assembler, UsageSum, encode
 from laya.gateway.body import ChatHead, CompletionHead, ParsedBody
 from laya.gateway.sse import AnswerReader, EventReader, StreamFilter, event_bytes
+from laya.gateway.tool_events import CallAssembler, CallFilter
 
 if TYPE_CHECKING:
     from laya._core import StreamBack
@@ -51,10 +52,11 @@ def relay_for(exchange: Exchange) -> Relay:
     if parsed.wants_stream and endpoint.settings.enable_streaming:
         n_top_logprobs = _completion_logprobs_of(parsed.head)
         wants_usage = parsed.wants_usage_event
-        return StreamRelay(
-            exchange, StreamFilter(_usage_of(parsed), wants_usage=wants_usage, n_top_logprobs=n_top_logprobs)
-        )
-    if not parsed.wants_stream and endpoint.pool.address.cancels_whole:
+        usage = _usage_of(parsed)
+        if parsed.forced is not None:
+            return StreamRelay(exchange, CallFilter(usage, wants_usage=wants_usage, is_list=parsed.forced.is_list))
+        return StreamRelay(exchange, StreamFilter(usage, wants_usage=wants_usage, n_top_logprobs=n_top_logprobs))
+    if not parsed.wants_stream and parsed.forced is None and endpoint.pool.address.cancels_whole:
         return RawAnswer(exchange)
     return AssembledAnswer(exchange)
 
@@ -224,8 +226,10 @@ class AssembledAnswer(Relay):
         parsed = exchange.parsed
         assert parsed is not None
         self._reader = AnswerReader(_usage_of(parsed))
-        self._assembler = Assembler(
-            chat=isinstance(parsed.head, ChatHead), n_top_logprobs=_completion_logprobs_of(parsed.head)
+        self._assembler = (
+            Assembler(chat=isinstance(parsed.head, ChatHead), n_top_logprobs=_completion_logprobs_of(parsed.head))
+            if parsed.forced is None
+            else CallAssembler(is_list=parsed.forced.is_list)
         )
 
     def on_good_data(self, data: bytes) -> None:
@@ -327,6 +331,11 @@ def engine_error(status: int, body: bytes, exchange: Exchange) -> LayaError:
         return ContextLengthExceeded(n_ctx, n_prompt_tokens)
     if status == 501 or re.search(r"(image|audio) input is not supported", message):
         return NotSupported(f"The model '{_model_of(exchange)}' can't do this: {message}")
+    if message.startswith("logprobs is not supported with tools"):
+        return NotSupported(
+            f"The engine of '{_model_of(exchange)}' gives no logprobs beside tools; leave out one of them.",
+            param="logprobs",
+        )
     if status == 503:
         return ModelLoading(f"The engine of '{_model_of(exchange)}' is not ready: {message}", 2.0)
     if 400 <= status < 500 or _UNREADABLE.search(message):
