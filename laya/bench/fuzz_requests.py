@@ -49,7 +49,6 @@ POSTS: tuple[tuple[str, Any], ...] = (
     ("/api/show", {"model": "stub"}),
     ("/admin/keys", _KEY),
     ("/admin/models/stub/load?anyway=false", {}),
-    ("/admin/reload?dry_run=true", {}),
 )  # fmt: skip
 GETS = (
     "/", "/health", "/ready", "/metrics", "/v1/models", "/v1/models/stub", "/v1/requests", "/v1/responses/resp_1",

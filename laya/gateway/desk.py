@@ -17,13 +17,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 import laya
-from laya.errors import EngineFailed, InvalidRequest, NotFound
+from laya.errors import EngineFailed, InvalidRequest, NotFound, PayloadTooLarge
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
 from laya.gateway.explaining import explain_live
 from laya.gateway.fields import whole_number
 from laya.gateway.fleet import Fleet
 from laya.gateway.gauge import cards, ram
+from laya.gateway.limits import SMALL_BODY_BYTES
 from laya.gateway.roles import key_of
 from laya.metrics import GatewayStats, LayaCollector
 from laya.routing import NATIVE
@@ -205,6 +206,16 @@ def _doing(group: tuple[Endpoint, ...], now_s: float) -> dict[str, Any]:
         "ttl_s": settings.ttl_s if settings is not None else None,
         "idle_s": None if live or waiting or not used_s else round(now_s - max(used_s), 1),
     }
+
+
+async def small_body(request: Request) -> bytes:
+    """The body of a request that says little. Raises PayloadTooLarge, before it has come whole."""
+    body = bytearray()
+    async for data in request.stream():
+        body += data
+        if len(body) > SMALL_BODY_BYTES:
+            raise PayloadTooLarge(f"A body at {request.url.path} has at most {SMALL_BODY_BYTES} bytes.")
+    return bytes(body)
 
 
 def switch(request: Request, name: str) -> bool:

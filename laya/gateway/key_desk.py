@@ -17,7 +17,7 @@ from starlette.routing import Route
 from laya.config.keys import expiry_of, hash_key, new_key
 from laya.errors import InvalidRequest
 from laya.gateway.account import Key
-from laya.gateway.desk import reply, switch
+from laya.gateway.desk import reply, small_body, switch
 from laya.gateway.live_keys import LiveKeys
 from laya.gateway.own import OwnRequests
 from laya.types import KeyGrant, KeyRole
@@ -133,7 +133,7 @@ class KeyDesk:
 
     async def _create(self, request: Request) -> Response:
         try:
-            asked = msgspec.json.decode(await request.body(), type=AskedKey)
+            asked = msgspec.json.decode(await small_body(request), type=AskedKey)
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"This describes no key: {error}.".replace("`", "'")) from None
         return reply(await make(self._keys, asked), 201)

@@ -20,7 +20,7 @@ from starlette.routing import Route
 import laya
 from laya.errors import BadModelFile, LayaError
 from laya.gateway.account import Key
-from laya.gateway.desk import reply
+from laya.gateway.desk import reply, small_body
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.envelopes import ollama_error
 from laya.gateway.fields import read_fields
@@ -116,7 +116,7 @@ class OllamaModels:
 
     async def show(self, request: Request) -> Response:
         try:
-            asked = read_fields(await request.body(), Show, "/api/show")
+            asked = read_fields(await small_body(request), Show, "/api/show")
             endpoint = self._names.find(asked.model or asked.name or "", key_of(request))
         except LayaError as error:
             return ollama_error(error)

@@ -123,11 +123,13 @@ class LayaProtocol(HttpToolsProtocol):
             try:
                 self.parser.feed_data(rest)
             except httptools.HttpParserUpgrade as upgrade:
-                self._offers_upgrade = False
-                rest = memoryview(rest)[upgrade.args[0] :]
-                self.parser.feed_data(without_upgrade(self.parser.get_method(), self.url, self.headers))
+                n_read = upgrade.args[0]
             else:
                 return
+            # outside of the handler: what a callback raises here would be taken for the offer that was handled
+            self._offers_upgrade = False
+            rest = memoryview(rest)[n_read:]
+            self.parser.feed_data(without_upgrade(self.parser.get_method(), self.url, self.headers))
 
     def _give_up(self, error: LayaError) -> None:
         """No request can be read here any more. An answer that is on its way is finished first, untouched."""
@@ -140,8 +142,18 @@ class LayaProtocol(HttpToolsProtocol):
             newest.early_error = error
             if newest.started:
                 newest.fail(error)
-        else:
+        elif isinstance(newest, Exchange) or not newest.more_body or newest.response_started:
             newest.keep_alive = False
+        else:
+            newest.early_error = error  # for when its turn comes
+            if newest is self._active:
+                self._part_before_body(newest)
+
+    def _part_before_body(self, cycle: Any) -> None:
+        """uvicorn's cycle waits for a body that will not come: its client is told why, its handler that it is gone."""
+        cycle.disconnected = True
+        cycle.message_event.set()
+        self._part(parting_answer(cycle.early_error))
 
     def _close(self) -> None:
         """Close once what was written is sent."""
@@ -241,7 +253,10 @@ class LayaProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._active = cycle
         if not isinstance(cycle, Exchange):
-            super()._start_asgi_task(cycle, app)
+            if self._broken and cycle.more_body:
+                self._part_before_body(cycle)
+            else:
+                super()._start_asgi_task(cycle, app)
         elif cycle.early_error is not None and not cycle.body_complete:
             cycle.fail(cycle.early_error)
         else:
