@@ -1,0 +1,114 @@
+"""Malformed requests by the thousand, the same ones each time; and what they have brought to light, one by one.
+
+LAYA_FULL=1 sends the 20,000 of a release.
+"""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from laya.bench.fuzz import fuzz
+from laya.bench.fuzz_requests import case
+
+from .front import front, request, until
+from .live import FULL
+
+
+@pytest.mark.timeout(600)
+def test_no_malformed_request_brings_the_gateway_down() -> None:
+    report = fuzz(Namespace(requests=20_000 if FULL else 2_000, connections=16, seed=7, only=None))
+    assert report["faults"] == []
+    assert report["n_tracebacks"] == 0, report["log"]
+    assert report["in_flight"] == report["unaccounted"] == 0
+    assert sum(report["statuses"].values()) > 0
+    assert report["passed"], report
+
+
+def test_cases_are_the_same_for_the_same_seed() -> None:
+    assert [case(1, number, "key") for number in range(200)] == [case(1, number, "key") for number in range(200)]
+    assert case(1, 0, "key") != case(2, 0, "key")
+
+
+@pytest.mark.anyio
+async def test_field_that_is_not_utf_8_is_refused_where_nobody_reads_it(tmp_path: Path) -> None:
+    body = (
+        b'{"model": "stub", "messages": [{"role": "user", "content": "hi"}], "response_format": {"type": "text"}, '
+        b'"\xa8": true}'
+    )
+    async with front(tmp_path) as gate:
+        answer = await gate.ask(request(body))
+        assert (answer.status, answer.error["code"]) == (400, "invalid_request")
+        assert await gate.settled() == {"refused": 1}
+
+
+@pytest.mark.anyio
+async def test_offer_of_another_protocol_for_no_url_is_a_bad_request(tmp_path: Path) -> None:
+    headers = ("connection: upgrade", "upgrade: h2c")
+    async with front(tmp_path) as gate:
+        answer = await gate.ask(request({}, "http://[", headers=headers))
+    assert (answer.status, answer.error["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "query",
+    ["/admin/events?after={}", "/admin/models/stub/logs?replica={}", "/admin/route/explain?model=stub&prompt_tokens={}",
+     "/v1/responses/resp_1/input_items?limit={}"],
+)  # fmt: skip
+async def test_number_of_thousands_of_digits_is_refused(tmp_path: Path, query: str) -> None:
+    async with front(tmp_path) as gate:
+        answer = await gate.ask(request(path=query.format("9" * 5000), method="GET"))
+    assert (answer.status, answer.error["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.anyio
+async def test_client_that_leaves_before_its_body_is_there_is_no_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with front(tmp_path) as gate:
+        for path in ("/admin/keys", "/api/show"):
+            client = await gate.client()
+            client.send(request(b"", path).replace(b"content-length: 0", b"content-length: 50") + b"{")
+            await until(lambda: gate.connections)
+            client.close()
+            await until(lambda: not gate.connections)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/admin/keys", "/api/show", "/v1/messages", "/v1/responses"])
+async def test_body_that_stops_coming_is_given_up_beside_the_hot_path_too(tmp_path: Path, path: str) -> None:
+    async with front(tmp_path) as gate:
+        client, next_in_line = await gate.client(), await gate.client()
+        part = request(b"", path).replace(b"content-length: 0", b"content-length: 50") + b"{"
+        client.send(part)
+        next_in_line.send(request(path="/health", method="GET") + part)
+        assert (await next_in_line.answer()).status == 200
+        await until(lambda: len(gate.connections) == 2 and all(each.cycle for each in gate.connections))
+        gate.sweep(60)
+        for each in (client, next_in_line):
+            assert (await each.answer()).status == 408
+            assert await each.closed()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/admin/keys", "/api/show", "/v1/messages"])
+async def test_chunk_that_is_none_is_refused_beside_the_hot_path_too(tmp_path: Path, path: str) -> None:
+    async with front(tmp_path) as gate:
+        client = await gate.client()
+        client.send(request(None, path, headers=("transfer-encoding: chunked",)) + b"1\r\n{\r\nno\r\n")
+        answer = await client.answer()
+        assert (answer.status, answer.error["code"]) == (400, "invalid_request")
+        assert await client.closed()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/admin/keys", "/api/show"])
+async def test_body_without_an_end_is_not_kept(tmp_path: Path, path: str) -> None:
+    async with front(tmp_path) as gate:
+        answer = await gate.ask(request(b" " * 200_000, path))
+    assert (answer.status, answer.json["code"] if "api" in path else answer.error["code"]) == (413, "payload_too_large")
