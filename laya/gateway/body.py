@@ -179,10 +179,7 @@ class ParsedBody:
     def fields(self) -> dict[str, Raw]:
         if self._fields is None:
             try:
-                try:
                 self._fields = _FIELDS.decode(self.data)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:  # in a field that nobody has read so far
-                raise _not_json(error) from None
             except (msgspec.DecodeError, UnicodeDecodeError) as error:  # in a field that nobody has read so far
                 raise _not_json(error) from None
         return self._fields
