@@ -30,6 +30,10 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     header_timeout_s: Annotated[Seconds, Meta(description="Seconds a client may take to send a request's head.")] = 10
     body_timeout_s: Annotated[Seconds, Meta(description="Seconds a client may take to send a request's body.")] = 30
     keep_alive_s: Annotated[Seconds, Meta(description="Seconds an idle connection is kept open.")] = 60
+    waiting_note_s: Annotated[
+        Annotated[float, Meta(ge=0)],
+        Meta(description="Seconds a stream waits in silence; then comments come, and errors as events. 0 = silent."),
+    ] = 5
     cors_origins: Annotated[list[str], Meta(description="Origins whose pages may call the API from a browser.")] = []
     drain_timeout_s: Annotated[
         Seconds, Meta(description="Seconds that answers on their way may go on after the server is asked to end.")

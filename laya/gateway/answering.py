@@ -5,12 +5,14 @@ Knows HTTP/1.1; decides neither what is answered nor when a request ends.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Literal
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 if TYPE_CHECKING:
     from laya.gateway.dispatch import Dispatcher
+    from laya.gateway.endpoint import Endpoint
     from laya.gateway.protocol import LayaProtocol
 
 Outcome = Literal["served", "refused", "failed", "cancelled"]
@@ -29,6 +31,10 @@ class Answering:
     chunked: bool
     keep_alive: bool
     extra_headers: list[bytes]
+    endpoint: Endpoint | None
+    read_s: float
+    sent_s: float
+    deadline_s: float
     head_sent = False
     _unsent: list[bytes]  # a head that waits for the first bytes of its body
 
@@ -39,13 +45,25 @@ class Answering:
         self.dispatcher.outbox.write(self.protocol.transport, data)
 
     def _head(self, status: int, kind: bytes) -> list[bytes]:
-        parts = [STATUS_LINE[status], kind, b"x-request-id: ", self.request_id, b"\r\n", *self.extra_headers]
+        origin = self.origin if status == 200 else b""  # an error may be that the key does not get this model
+        parts = [STATUS_LINE[status], kind, b"x-request-id: ", self.request_id, b"\r\n", origin, *self.extra_headers]
         if not self.body_complete:
             self.keep_alive = False
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
         self.head_sent = True
         return parts
+
+    @property
+    def origin(self) -> bytes:
+        """The lines of its head that say which model and engine serve it, and how long it waited for them."""
+        endpoint = self.endpoint
+        if endpoint is None:
+            return b""
+        if not self.deadline_s:
+            return endpoint.origin
+        waited_s = (self.sent_s or time.monotonic()) - self.read_s
+        return endpoint.origin[:-3] + b"%d\r\n" % (1000 * waited_s)
 
     def respond(self, status: int, body: bytes, outcome: Outcome, kind: bytes = _JSON_HEAD) -> None:
         """The whole answer in one write."""

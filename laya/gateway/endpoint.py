@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from laya.config import ResolvedModel
 from laya.errors import LayaError, ModelLoading, QueueFull, QueueTimeout
+from laya.gateway.heads import origin_lines
 from laya.gateway.plain import PlainLane
 from laya.gateway.pool import UpstreamPool
 from laya.gateway.promises import needs_of, promised_tokens
@@ -53,6 +54,7 @@ class Endpoint:
         self.index = index
         self.name = name or settings.id
         self.settings = settings
+        self.origin = origin_lines(self.model_id, self.name)  # of an answer, as it stands in its head
         self.is_replica = settings.replicas > 1
         self.kinds = KINDS_OF[settings.task]
         self.stats = stats
@@ -252,10 +254,6 @@ class Endpoint:
             raise error(
                 f"{n_waiting} requests wait for '{self.model_id}' already (queue_size).", self.expected_wait_s()
             )
-
-    def is_waited_for(self) -> bool:
-        """Whether the engine would have something to do."""
-        return bool(self.queue)
 
     def expected_wait_s(self) -> float:
         """When a place will be free for one more, by what requests took lately."""

@@ -79,6 +79,7 @@ class Exchange(Answering):
     routed_tokens = 0
     deadline_s = 0.0  # in the queue
     read_s = 0.0  # its body was complete
+    noted_s = 0.0  # its client was last told that it waits
     sent_s = 0.0  # it went to the engine
     first_token_s = 0.0
     prefill_done = 0

@@ -21,6 +21,7 @@ from laya.gateway.draining import Draining
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
 from laya.gateway.health import Health
+from laya.gateway.idling import unload_idle
 from laya.gateway.launch import check_servable, engine_settings, pooling_of
 from laya.gateway.loading import Loading
 from laya.gateway.outgrown import Outgrown
@@ -31,6 +32,7 @@ from laya.gateway.shown import Shown
 from laya.gateway.slots import slots_of
 from laya.gateway.threads import Threads
 from laya.gateway.turns import Turns
+from laya.gateway.waiting import sweep_waiting
 from laya.gateway.watch import Watch
 from laya.memory import Budget, Machine
 from laya.metrics import GatewayStats
@@ -193,8 +195,7 @@ class Fleet(Shown):
         return engine_settings(endpoint.settings, file, plan, pooling, grant, name=name)
 
     def leaving_order(self, wanted: Endpoint | None, *, at_once: bool = False) -> list[Endpoint]:
-        """Idle engines that may leave for the sake of another model, the longest unused first. at_once: those too that
-        were used a moment ago, within their turn."""
+        """Idle engines that may leave for another model, the longest unused first. at_once: also who lingers."""
         own, now_s = self.replicas(wanted) if wanted is not None else (), time.monotonic()
         idle = [other for other in self.endpoints.values() if other not in own and other.may_leave]
         idle = [other for other in idle if at_once or not other.lingers(now_s)]
@@ -270,15 +271,8 @@ class Fleet(Shown):
         if now_s - self._measured_s >= MEASURE_EVERY_S:
             self._measured_s = now_s
             self.loading.post_measured()
-        for endpoint in self.endpoints.values():
-            if endpoint.queue:
-                endpoint.expire(now_s)
-        for group in self.groups():
-            ttl_s = group[0].settings.ttl_s
-            if ttl_s is None or not any(each.pool for each in group) or any(each.is_busy for each in group):
-                continue
-            if now_s - max(each.last_used_s for each in group) > ttl_s:
-                self.spawn(self.unload_model(group[0], "idle"))
+        sweep_waiting(self, now_s)
+        unload_idle(self, now_s)
         self.together.sweep(now_s)
         self.health.sweep(now_s)
         self.watch.sweep(now_s)

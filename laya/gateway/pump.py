@@ -49,6 +49,8 @@ class Pump:
         client = exchange.protocol.transport
         if self._native is None or not exchange.chunked or exchange.held_bytes or client.get_write_buffer_size():
             return
+        if exchange.head_sent:  # it was told that it waits; it is offered when it has begun
+            return
         if self._outbox.holds(client):  # the end of the answer before
             self._outbox.flush()
         self._add(exchange, relay, exchange.stream_head())

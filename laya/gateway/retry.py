@@ -40,7 +40,7 @@ class Retries:
     def try_elsewhere(self, exchange: Exchange) -> bool:
         """Have another replica serve it; False where none may, and nothing has changed then."""
         endpoint = exchange.endpoint
-        if endpoint is None or exchange.head_sent or exchange.disconnected:
+        if endpoint is None or (exchange.head_sent and exchange.sent_s) or exchange.disconnected:
             return False
         fleet = self._dispatcher.fleet
         group = fleet.replicas(endpoint)

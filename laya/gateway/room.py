@@ -85,7 +85,7 @@ class Room:
 
     async def _take_turn_or_later(self, endpoint: Endpoint) -> None:
         try:
-            await self.take_turn(endpoint, endpoint.is_waited_for)
+            await self.take_turn(endpoint, lambda: bool(endpoint.queue))
             return
         except EngineFailed as error:
             if error.retry_after_s is None or error.retry_after_s > BACK_OFF_HELD_S:
@@ -93,7 +93,7 @@ class Room:
             wait_s = error.retry_after_s
         await asyncio.sleep(wait_s + CLOCK_STEP_S)
         if endpoint.queue and endpoint.pool is None:
-            await self.take_turn(endpoint, endpoint.is_waited_for)
+            await self.take_turn(endpoint, lambda: bool(endpoint.queue))
 
     async def _news(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

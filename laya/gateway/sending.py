@@ -35,7 +35,8 @@ class Sending:
         endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
         try:
             exchange.upstream_body = exchange.upstream_body or engine_body(exchange, endpoint)
-            connection = endpoint.pool.take() if endpoint.pool is not None else None
+            # who has a head already can't be sent once more, as over a kept connection that may be needed
+            connection = endpoint.pool.take() if endpoint.pool is not None and not exchange.head_sent else None
             if connection is not None:
                 self._write(exchange, endpoint, connection)
             else:
