@@ -127,3 +127,17 @@ def test_tokens_there_and_back(server: Serving) -> None:
         assert wrong.status_code == 400 and "vocabulary" in wrong.json()["error"]["message"]
         both = http.post("/tokenize", json={"model": "smollm2", "prompt": "a", "content": "b"})
         assert "say one of them" in both.json()["error"]["message"]
+
+
+def test_forced_call_is_made_and_streamed(server: Serving) -> None:
+    question = user("What is the weather in Paris?")
+    made = ask(server, messages=question, tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=60)
+    assert made.stop_reason == "tool_use"
+    (use,) = [block for block in made.content if block.type == "tool_use"]
+    assert use.name == "get_weather" and use.input["city"]
+    fields: Any = {"model": "smollm2", "max_tokens": 60, "messages": question, "tools": [WEATHER]}
+    fields |= {"tool_choice": {"type": "tool", "name": "get_weather"}, "extra_body": {"temperature": 0}}
+    with client(server) as sdk, sdk.messages.stream(**fields) as stream:
+        pieces = "".join(event.partial_json for event in stream if event.type == "input_json")
+        final = stream.get_final_message()
+    assert [block.input for block in final.content if block.type == "tool_use"] == [use.input] and "city" in pieces
