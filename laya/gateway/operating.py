@@ -6,6 +6,7 @@ Knows the gateway's parts by what it is given; the work is in the modules of the
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,7 @@ class Operating:
     def __init__(self, gateway: Gateway, source: ConfigSource, database: Path) -> None:
         self._gateway = gateway
         self._fleet = gateway.fleet
+        self._had_terminal = has_terminal()
         self.reloader = Reloader(gateway.fleet, source.read, self._in_force)
         self._watch = ConfigWatch(
             source.path, lambda: gateway.config.server.watch_config, self.reloader.reload_and_tell
@@ -67,9 +69,12 @@ class Operating:
         """For as long as the server runs."""
         await asyncio.gather(self._watch.run(), self.meter.run(), self.request_log.run())
 
-    def hang_up(self) -> None:
-        """SIGHUP: read the configuration again."""
-        self._fleet.spawn(self.reloader.reload_and_tell())
+    def hang_up(self, end: Callable[[], None]) -> None:
+        """SIGHUP: read the configuration again; or end, where it is the word of a terminal that was closed."""
+        if self._had_terminal and not has_terminal():
+            end()
+        else:
+            self._fleet.spawn(self.reloader.reload_and_tell())
 
     def _in_force(self, config: Config) -> None:
         gateway = self._gateway
@@ -112,3 +117,12 @@ class Operating:
         self._fleet.draining.begin(endpoint)
         await asyncio.sleep(0)  # what has nothing to do begins to unload
         return self._gateway.desk.shown(endpoint)
+
+
+def has_terminal() -> bool:
+    """Whether somebody's terminal is there for this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

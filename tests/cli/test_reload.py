@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -162,3 +165,29 @@ def test_usage_outlives_a_server_that_is_killed(start_server: Callable[..., Any]
     assert MODEL in laya(laya_home, server.cwd, "usage", "--since", "7d").stdout
     assert laya(laya_home, server.cwd, "usage", "--by", "hour").returncode == 2
     assert laya(laya_home, server.cwd, "usage", "--since", "soon").returncode == 2
+
+
+def test_hangup_is_a_reload_until_the_terminal_itself_is_closed(tmp_path: Path) -> None:
+    environ = environment(tmp_path / "home")
+    ours, theirs = os.openpty()
+    server = subprocess.Popen(
+        command("serve", "--port", "0"),
+        cwd=tmp_path,
+        env=environ,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    said = b""
+    while b"laya list" not in said:
+        said += os.read(ours, 4096)
+    server.send_signal(signal.SIGHUP)
+    url = re.search(rb"http://[\d.:]+", said)
+    assert url is not None
+    for _ in range(3):
+        assert httpx.get(f"{url[0].decode()}/health", trust_env=False).status_code == 200
+    os.close(ours)
+    assert server.wait(20) == 0

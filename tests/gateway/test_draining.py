@@ -62,8 +62,9 @@ async def test_drain_is_undone_while_requests_still_run(tmp_path: Path) -> None:
         assert gate.supervisor.unloaded == []
 
 
-async def test_every_replica_is_drained(tmp_path: Path) -> None:
-    async with front(tmp_path, model={"replicas": 2}) as gate:
+@pytest.mark.parametrize("cancels_whole", [False, True])
+async def test_every_replica_is_drained(tmp_path: Path, cancels_whole: bool) -> None:
+    async with front(tmp_path, model={"replicas": 2}, cancels_whole=cancels_whole) as gate:
         await drain(gate)
         await until(lambda: sorted(gate.supervisor.unloaded) == ["stub#1", "stub#2"])
         for _ in range(3):

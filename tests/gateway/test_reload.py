@@ -225,6 +225,18 @@ async def test_pools_and_rules_follow(place: Place) -> None:
     assert sorted(place.fleet.router.known_names()) == ["a", "a2", "both"]
 
 
+async def test_pool_is_served_by_the_members_that_are_not_drained(place: Place) -> None:
+    place.write("routing: {pools: {both: [a, b]}}", a="", b="")
+    await place.reload()
+    router = place.fleet.router
+    place.fleet.draining.begin(place.fleet.find("a"))
+    chosen = {place.fleet.endpoints[router.choose("both", session=f"s{n}")].model_id for n in range(50)}
+    assert chosen == {"b"} and router.choose("a") < 0
+    place.fleet.draining.check("b")
+    place.fleet.draining.undo(place.fleet.find("a"))
+    assert router.choose("a") >= 0
+
+
 async def test_drained_model_is_not_loaded_by_a_reload(place: Place) -> None:
     await place.world.load("a")
     place.fleet.draining.begin(place.fleet.find("a"))
