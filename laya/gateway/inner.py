@@ -112,8 +112,7 @@ class InnerExchange(Exchange):
     @property
     def answer_headers(self) -> list[tuple[bytes, bytes]]:
         """What the answer's head tells of this request, for the answer of the outer one."""
-        origin = self.origin if self._error is None else b""
-        lines = b"".join((origin, *self.extra_headers)).split(b"\r\n")
+        lines = b"".join((b"" if self._error else self.origin, *self.extra_headers)).split(b"\r\n")
         pairs = (line.partition(b": ") for line in lines if line and not line.lower().startswith(_OUTER_ALONE))
         return [(name.lower(), value) for name, _, value in pairs]
 

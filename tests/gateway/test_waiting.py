@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from .front import CHAT, Answer, Front, chat, front, request, until
+from .keyed import chat_as, grant, keep
 from .scripted_engine import hello
 from .test_admission import Gate, sent
 
@@ -117,7 +118,7 @@ async def test_waiting_in_silence_where_the_config_says_so(tmp_path: Path) -> No
         assert (await waits.answer()).status == 503
 
 
-async def test_urgent_request_goes_first_and_keys_may_not_take_the_server_s_own_priority(tmp_path: Path) -> None:
+async def test_urgent_requests_go_first(tmp_path: Path) -> None:
     engine = Gate()
     async with front(tmp_path, engine, max_num_seqs=1) as gate:
         clients = []
@@ -135,3 +136,29 @@ async def test_urgent_request_goes_first_and_keys_may_not_take_the_server_s_own_
         for client in clients:
             assert (await client.answer()).status == 200
         assert [body["user"] for body in gate.engine.bodies] == ["0", "3", "1", "2"]
+
+
+async def test_keys_take_turns_and_system_is_for_admins(tmp_path: Path) -> None:
+    """Who sends many does not shut out who sends one, and a user's key does not come before an admin's."""
+    keep(tmp_path, grant("root", role="admin"), grant("greedy", role="user"), grant("modest", role="user"))
+    engine = Gate()
+    asked = [("greedy", str(number), ()) for number in range(4)]
+    asked += [
+        ("modest", "m", ()),
+        ("greedy", "u", ("x-laya-priority: system",)),
+        ("root", "r", ("x-laya-priority: system",)),
+    ]
+    async with front(tmp_path, engine, max_num_seqs=1) as gate:
+        clients: list[Any] = []
+        for key, user, headers in asked:
+            clients.append(await gate.client())
+            clients[-1].send(chat_as(key, *headers, user=user))
+            await until(lambda: gate.stats.arrivals == len(clients))
+        engine.let(len(asked))
+        assert [(await client.answer()).status for client in clients] == [200] * len(asked)
+        assert [body["user"] for body in gate.engine.bodies] == ["0", "r", "u", "1", "m", "2", "3"]
+
+
+async def test_queue_of_none_still_loads_what_is_asked_for(tmp_path: Path) -> None:
+    async with front(tmp_path, hello, loaded=False, model={"queue_size": 0}) as gate:
+        assert (await gate.ask(chat())).status == 200
