@@ -21,7 +21,8 @@ from laya.bench.stub_engine import engine_name
 from laya.config import ApiKey, Config
 from laya.engines.log import EngineLog
 from laya.gateway.app import build_app
-from laya.gateway.server import Gateway, Server, listen, sweep, uvicorn_config
+from laya.gateway.listening import listen
+from laya.gateway.server import Gateway, Server, sweep, uvicorn_config
 from laya.types import DevicePlan, EngineAddress, ModelFile, ModelStatus, Plan, PlannedSettings
 
 KEY = "laya-bench-key"

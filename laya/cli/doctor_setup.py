@@ -22,7 +22,7 @@ from laya.cli.kept_keys import n_kept_keys
 from laya.config import Config, load_config
 from laya.config.places import config_path
 from laya.errors import ConfigError, LayaError, ModelNotFound
-from laya.gateway.server import listen
+from laya.gateway.listening import listen
 from laya.models import available, default_model, entries, resolve
 from laya.routing import NATIVE, WHY_NOT_NATIVE
 from laya.routing.table import COMPILER

@@ -27,9 +27,10 @@ from laya.engines.llamacpp_child import die_with_parent
 from laya.errors import ConfigError, LayaError
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.fleet import DATABASE
+from laya.gateway.listening import listen
 from laya.gateway.live_keys import lasts, read_keys
 from laya.gateway.operating import ConfigSource
-from laya.gateway.server import Gateway, listen
+from laya.gateway.server import Gateway
 from laya.gateway.server import run as run_server
 from laya.memory import size_text
 from laya.models import home_path, resolve

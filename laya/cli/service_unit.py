@@ -16,7 +16,7 @@ import msgspec
 
 from laya.config import Config, ServerConfig, parse_budget
 from laya.engines.ceiling_place import SCOPE_CPU_WEIGHT
-from laya.gateway.server import OPEN_FILES_LIMIT
+from laya.gateway.listening import OPEN_FILES_LIMIT
 from laya.memory.machine import MAX_SHARE
 from laya.types import MIB
 

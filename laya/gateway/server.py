@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import logging
-import resource
 import signal
 import socket
 import sys
@@ -21,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psutil
 import uvicorn
 from starlette.applications import Starlette
 
@@ -29,7 +26,7 @@ from laya.config import Config
 from laya.engines.ceiling import Ceilings
 from laya.engines.process import EngineProcess
 from laya.engines.supervisor import SHUTDOWN_S, Supervisor
-from laya.errors import ConfigError, LayaError, ServerStopping
+from laya.errors import LayaError, ServerStopping
 from laya.gateway.apis import Apis
 from laya.gateway.app import build_app
 from laya.gateway.desk import Desk
@@ -40,6 +37,7 @@ from laya.gateway.fleet import DATABASE, Fleet
 from laya.gateway.guarding import Guarding, claim_ceilings
 from laya.gateway.inner import Inner
 from laya.gateway.limits import Limits
+from laya.gateway.listening import allow_connections
 from laya.gateway.live_keys import LiveKeys
 from laya.gateway.operating import ConfigSource, Operating
 from laya.gateway.protocol import LayaProtocol
@@ -50,7 +48,6 @@ from laya.routing import RequestRouter
 logger = logging.getLogger(__name__)
 SWEEP_EVERY_S = 0.25
 LOOK_EVERY_S = 0.05  # while the last answers finish
-OPEN_FILES_LIMIT = 8192  # each may hold a head and a small body
 INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
@@ -105,48 +102,6 @@ class Server(uvicorn.Server):
         finally:
             for sig, handler in before.items():
                 signal.signal(sig, handler)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """The server's socket. Raises ConfigError that names who has the port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"Port {port} is in use{_port_owner(port)}. Choose another: --port {port + 1}") from None
-        raise ConfigError(f"Can't listen on {host}:{port}: {error.strerror}.") from None
-    sock.listen(2048)
-    sock.setblocking(False)
-    return sock
-
-
-def allow_connections(limit: int = OPEN_FILES_LIMIT) -> int:
-    """Let this process have that many open files, or as many as the system lets it; gives how many it may have.
-
-    The usual soft limit of 1024 is a few hundred clients, each with a connection to its engine.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
-
-
-def _port_owner(port: int) -> str:
-    """' by NAME (pid N)', as far as this user may see it."""
-    try:
-        for connection in psutil.net_connections("tcp"):
-            here: tuple[object, ...] = tuple(connection.laddr)
-            if connection.status == psutil.CONN_LISTEN and here[1:2] == (port,) and connection.pid:
-                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    except psutil.Error:
-        return ""
-    return ""
 
 
 class Gateway:

@@ -25,7 +25,8 @@ from laya.config.routing import RoutingConfig
 from laya.errors import EngineFailed
 from laya.gateway.app import build_app
 from laya.gateway.limits import Limits
-from laya.gateway.server import Gateway, listen, uvicorn_config
+from laya.gateway.listening import listen
+from laya.gateway.server import Gateway, uvicorn_config
 from laya.types import EngineAddress, ModelFile
 
 from .scripted_engine import Script, ScriptedEngine, hello

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laya.gateway.limits import BODIES_AT_ONCE, SMALL_BODY_BYTES, BodyBudget, Limits
-from laya.gateway.server import allow_connections
+from laya.gateway.listening import allow_connections
 
 from .front import CHAT, KEY, Client, Front, chat, front, request, until
 from .scripted_engine import Call, hello
