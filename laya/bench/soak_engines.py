@@ -1,0 +1,250 @@
+"""Owns: the soak with real engines: `laya serve` in a process of its own, clients, and one who breaks things.
+
+Three models of which not all fit at once, so that they take turns. Engines are killed, loaded and unloaded, and the
+configuration is reloaded, all the while. When it is over and everything is unloaded, nothing may be left of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import psutil
+
+from laya.bench.generated_models import generated
+from laya.bench.soak_clients import EXPECTED_CODES, Seen, client
+from laya.types import MIB
+
+N_CLIENTS = 16
+CHATS, EMBEDDER = ["first", "second"], "third"
+READY_S, QUIET_S, LOOK_EVERY_S = 120.0, 120.0, 0.1
+FILES_SLACK = 4  # of the database's, which opens as it is used
+KEYS = {"admin": "laya-soak-admin", "user": "laya-soak-user"}
+_CONFIG = """
+version: 1
+memory: {{budget: {budget_mib}MiB}}
+server:
+  drain_timeout_s: 20
+  api_keys:
+    - {{name: admin, sha256: {admin}, role: admin}}
+    - {{name: user, sha256: {user}, role: user}}
+max_seq_len: 512
+max_num_seqs: 2
+n_threads: 1
+queue_timeout_s: {queue_timeout_s}
+models:
+  first: {{source: {smollm2}}}
+  second: {{source: {dense}, kv_cache_dtype: {kv_cache_dtype}}}
+  third: {{source: {dense}, task: embed}}
+"""
+
+
+class Serving:
+    """A running `laya serve`, and its configuration."""
+
+    def __init__(self, folder: Path, smollm2: Path, budget_mib: int) -> None:
+        digests = {name: sha256(key.encode()).hexdigest() for name, key in KEYS.items()}
+        dense = generated("dense", vocabulary=smollm2)
+        self._fields: dict[str, Any] = digests | {"budget_mib": budget_mib, "smollm2": smollm2, "dense": dense}
+        self._file = folder / "config.yaml"
+        self._log = folder / "serve.log"
+        self.write(0)
+        environ = os.environ | {"LAYA_HOME": str(folder / "home"), "LAYA_API_KEY": KEYS["admin"]}
+        with self._log.open("wb") as log:
+            argv = [sys.executable, "-m", "laya.cli", "serve", "--port", "0"]
+            self._child = subprocess.Popen(argv, stderr=log, stdout=subprocess.DEVNULL, cwd=folder, env=environ)
+        self.process = psutil.Process(self._child.pid)
+        self.url = self._wait_ready()
+
+    def write(self, turn: int) -> None:
+        """Its configuration, each turn another one: a setting of all, and one that takes an engine's restart."""
+        fields = {"queue_timeout_s": 60 + turn % 5, "kv_cache_dtype": ("f16", "q8_0")[turn % 2]}
+        self._file.write_text(_CONFIG.format(**self._fields | fields))
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def _wait_ready(self) -> str:
+        end_s = time.monotonic() + READY_S
+        while self._child.poll() is None and time.monotonic() < end_s:
+            if match := re.search(r"is ready\s+(http://\S+)", self.said()):
+                return match[1]
+            time.sleep(LOOK_EVERY_S)
+        raise SystemExit(f"the server did not start: {self.said()}")
+
+    def stop(self) -> int:
+        """SIGTERM and the exit code."""
+        self._child.send_signal(signal.SIGTERM)
+        try:
+            return self._child.wait(60)
+        finally:
+            self._child.kill()
+
+
+@contextlib.contextmanager
+def _serving(smollm2: Path, budget_mib: int) -> Iterator[Serving]:
+    with TemporaryDirectory(prefix="laya-soak-") as folder:
+        serving = Serving(Path(folder), smollm2, budget_mib)
+        try:
+            yield serving
+        finally:
+            if serving.process.is_running():
+                serving.stop()
+
+
+class Breaker:
+    """Kills, loads, unloads and reloads; each at random, one at a time."""
+
+    def __init__(self, serving: Serving, http: httpx.AsyncClient, draw: random.Random, every_s: float) -> None:
+        self.done: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self._serving = serving
+        self._http = http
+        self._draw = draw
+        self._every_s = every_s
+
+    async def run(self, end_s: float) -> None:
+        while time.monotonic() < end_s:
+            await asyncio.sleep(self._draw.uniform(0, 2 * self._every_s))
+            act = self._draw.choice((self._kill, self._kill, self._load, self._unload, self._reload, self._hang_up))
+            await act()
+            self.done[act.__name__.strip("_")] += 1
+
+    async def _kill(self) -> None:
+        state = (await self._http.get("/admin/state")).json()
+        pids = [model["pid"] for model in state["models"] if model["pid"]]
+        if pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._draw.choice(pids), signal.SIGKILL)
+
+    async def _load(self) -> None:
+        await self._post(f"/admin/models/{self._draw.choice([*CHATS, EMBEDDER])}/load")
+
+    async def _unload(self) -> None:
+        await self._post(f"/admin/models/{self._draw.choice([*CHATS, EMBEDDER])}/unload")
+
+    async def _reload(self) -> None:
+        self._serving.write(self._draw.randrange(100))
+        await self._post("/admin/reload")
+
+    async def _hang_up(self) -> None:
+        self._serving.write(self._draw.randrange(100))
+        self._serving.process.send_signal(signal.SIGHUP)
+
+    async def _post(self, path: str) -> None:
+        answer = await self._http.post(path)
+        if answer.status_code != 200 and answer.json()["error"]["code"] not in EXPECTED_CODES:
+            self.faults.append(f"{path}: {answer.status_code}: {answer.text[:300]}")
+
+
+async def _at_rest(serving: Serving, http: httpx.AsyncClient) -> dict[str, Any]:
+    """Unload everything; what is left then."""
+    for name in (*CHATS, EMBEDDER):
+        await http.post(f"/admin/models/{name}/unload")
+    end_s = time.monotonic() + QUIET_S
+    while time.monotonic() < end_s and serving.process.children(recursive=True):
+        await asyncio.sleep(LOOK_EVERY_S)
+    state = (await http.get("/admin/state")).json()
+    return {
+        "processes": len(serving.process.children(recursive=True)),
+        "files": serving.process.num_fds(),
+        "reserved_bytes": state["memory"]["reserved_bytes"],
+        "rss_bytes": serving.process.memory_info().rss,
+    }
+
+
+async def _quiet(http: httpx.AsyncClient) -> dict[str, Any]:
+    """The state once nothing is in flight and no engine computes; the last one seen where that does not come."""
+    end_s = time.monotonic() + QUIET_S
+    while True:
+        state: dict[str, Any] = (await http.get("/admin/state")).json()
+        busy = 0
+        for model in state["models"]:
+            if model["state"] == "ready":
+                answer = await http.get(f"/admin/models/{model['id']}/slots")
+                busy += sum(slot["is_processing"] for slot in answer.json().get("slots", []))
+        state["busy_slots"] = busy
+        if (not state["in_flight"] and not busy) or time.monotonic() > end_s:
+            return state
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _drive(serving: Serving, seconds: float, seed: int, every_s: float) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {KEYS['admin']}"}
+    async with httpx.AsyncClient(base_url=serving.url, headers=headers, timeout=180, trust_env=False) as http:
+        for name in (*CHATS, EMBEDDER):  # each once, so that what is there from then on is there at the start
+            await http.post(f"/admin/models/{name}/load")
+        before = await _at_rest(serving, http)
+        seen, end_s = Seen(), time.monotonic() + seconds
+        breaker = Breaker(serving, http, random.Random(seed), every_s)
+        clients = [
+            client(serving.url, KEYS["user"], random.Random(f"{seed}/{n}"), (CHATS, EMBEDDER), end_s, seen)
+            for n in range(N_CLIENTS)
+        ]
+        await asyncio.gather(breaker.run(end_s), *clients)
+        state = await _quiet(http)
+        events = (await http.get("/admin/events")).json()["events"]
+        after = await _at_rest(serving, http)
+    return {
+        "seconds": seconds,
+        "clients_saw": dict(seen.ends.most_common()),
+        "faults": [*seen.faults, *breaker.faults],
+        "broken": dict(breaker.done),
+        "events": dict(Counter(event["kind"] for event in events).most_common()),
+        "arrivals": state["arrivals"],
+        "outcomes": state["outcomes"],
+        "in_flight": state["in_flight"],
+        "unaccounted": state["arrivals"] - state["in_flight"] - sum(state["outcomes"].values()),
+        "busy_slots": state["busy_slots"],
+        "before": before,
+        "after": after,
+    }
+
+
+def engines_soak(
+    smollm2: Path, seconds: float, *, seed: int = 0, every_s: float = 3.0, budget_mib: int = 260
+) -> dict[str, Any]:
+    """The report of one run. every_s: how often something is broken. smollm2: a small chat model's file."""
+    with _serving(smollm2, budget_mib) as serving:
+        report = asyncio.run(_drive(serving, seconds, seed, every_s))
+        report["exit_code"] = serving.stop()
+        report["log"] = serving.said()
+    before, after = report["before"], report["after"]
+    report["n_tracebacks"] = report["log"].count("Traceback (most recent call last)")
+    left = (
+        report["in_flight"],
+        report["unaccounted"],
+        report["busy_slots"],
+        after["processes"],
+        after["reserved_bytes"],
+    )
+    report["rss_growth_mib"] = round((after["rss_bytes"] - before["rss_bytes"]) / MIB, 1)
+    report["files_growth"] = after["files"] - before["files"]
+    report["passed"] = (
+        not any(left)
+        and not report["faults"]
+        and not report["n_tracebacks"]
+        and report["files_growth"] <= FILES_SLACK
+        and report["exit_code"] == 0
+    )
+    return report
+
+
+def shown(report: dict[str, Any]) -> str:
+    """The report without the log, for people."""
+    return json.dumps({name: value for name, value in report.items() if name != "log"}, indent=1)
