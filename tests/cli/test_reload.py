@@ -191,3 +191,17 @@ def test_hangup_is_a_reload_until_the_terminal_itself_is_closed(tmp_path: Path) 
         assert httpx.get(f"{url[0].decode()}/health", trust_env=False).status_code == 200
     os.close(ours)
     assert server.wait(20) == 0
+
+
+def test_flags_stay_over_the_file(start_server: Callable[..., Any], laya_home: Path, smollm2_path: Path) -> None:
+    server = start_server("-m", str(smollm2_path), "--max-seq-len", "512", "--n-threads", "1", "--alias", "mine")
+    assert verb(server, laya_home, "reload").stdout == "nothing changed\n"
+    (server.cwd / "config.yaml").write_text("max_seq_len: 1024\nmax_num_seqs: 1\nserver: {port: 1}\n")
+    done = verb(server, laya_home, "reload", "--json")
+    report = json.loads(done.stdout)
+    changed = {each["id"]: {setting["name"] for setting in each["settings"]} for each in report["changed"]}
+    assert changed["SmolLM2-135M-Instruct.Q4_1"] == {"max_num_seqs"}, done.stdout
+    assert report["needs_server_restart"] == []  # --port 0 stays
+    until(lambda: get(server, "/v1/models/mine").json()["loaded"])
+    assert get(server, "/v1/models/mine").json()["context_length"] == 512
+    assert server.stop() == 0
