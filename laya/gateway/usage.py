@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +25,6 @@ from laya.errors import LayaError
 from laya.store import Store, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from laya.gateway.exchange import Exchange
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class Meter(Collector):
         self._database = database
         self._sums: dict[tuple[str, str], Usage] = {}  # (model, key); since the last write, of today
         self._unwritten: list[Usage] = []  # of a day that is over, or of a write that failed
-        self._by_key: dict[str, Usage] = {}  # since the start
+        self._by_key: dict[str, Usage] = {}  # since the start, up to the last write
         self._day = today()
         self._writing = asyncio.Lock()
 
@@ -54,12 +53,7 @@ class Meter(Collector):
         sums = self._sums.get((model, key))
         if sums is None:
             sums = self._sums[model, key] = Usage(day=self._day, model=model, key=key)
-        label = key if key in self._by_key or len(self._by_key) < KEYS_LABELLED else OTHERS
-        own = self._by_key.get(label)
-        if own is None:
-            own = self._by_key[label] = Usage(day="", model="", key=label)
         _add(sums, exchange)
-        _add(own, exchange)
 
     async def run(self) -> None:
         """Write and forget, for as long as the server runs; the last sums when it ends."""
@@ -90,7 +84,9 @@ class Meter(Collector):
         """Requests and tokens by key, since the start."""
         requests = CounterMetricFamily("laya_key_requests", "Requests by key", labels=("key", "outcome"))
         tokens = CounterMetricFamily("laya_key_tokens", "Tokens by key", labels=("key", "kind"))
-        for key, own in self._by_key.items():
+        found = {key: msgspec.structs.replace(own) for key, own in self._by_key.items()}
+        _fold(found, self._sums.values())
+        for key, own in found.items():
             for outcome in ("served", "refused", "failed", "cancelled"):
                 requests.add_metric((key, outcome), getattr(own, outcome))
             tokens.add_metric((key, "prompt"), own.prompt_tokens)
@@ -99,6 +95,7 @@ class Meter(Collector):
 
     def _take(self) -> list[Usage]:
         rows = [*self._unwritten, *self._sums.values()]
+        _fold(self._by_key, self._sums.values())
         self._sums, self._unwritten, self._day = {}, [], today()
         return rows
 
@@ -155,6 +152,13 @@ def _summed(rows: list[Usage]) -> list[Usage]:
         if known is not row:
             known.add(row)
     return list(sums.values())
+
+
+def _fold(by_key: dict[str, Usage], rows: Iterable[Usage]) -> None:
+    """Add these to what each key has, as far as there are labels for keys."""
+    for row in rows:
+        label = row.key if row.key in by_key or len(by_key) < KEYS_LABELLED else OTHERS
+        by_key.setdefault(label, Usage(day="", model="", key=label)).add(row)
 
 
 def _add(sums: Usage, exchange: Exchange) -> None:

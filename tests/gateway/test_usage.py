@@ -57,7 +57,7 @@ async def test_looking_is_not_use(tmp_path: Path) -> None:
         for path in ("/metrics", "/health", "/ready", "/v1/models", "/admin/state", "/admin/usage", "/v1/models/stub"):
             assert (await gate.ask(request(method="GET", path=path))).status == 200, path
         assert gate.endpoint.last_used_s == before_s
-        assert gate.gateway.operating.meter._by_key[""].requests == 1
+        assert [row.requests for row in await gate.gateway.operating.meter.since("")] == [1]
 
 
 async def test_store_that_cannot_be_written_loses_nothing_that_is_counted(tmp_path: Path) -> None:
