@@ -25,11 +25,13 @@ _TOOL = {"type": "function", "function": {"name": "look_up", "description": "Loo
 
 
 class Ask(NamedTuple):
-    """One request. ends: what a whole answer to it has in it; of a stream, its last words."""
+    """One request. ends: what a whole answer to it has in it; of a stream, its last words. refusal: a code that a
+    model may refuse it with."""
 
     path: str
     body: dict[str, Any]
     ends: str
+    refusal: str = ""
 
 
 class Seen(msgspec.Struct):
@@ -44,26 +46,24 @@ class Seen(msgspec.Struct):
             self.faults.append(fault)
 
 
-def draw_ask(draw: random.Random, chats: list[str], embedder: str) -> Ask:
-    """A request of any kind that a client may send."""
+def asks(draw: random.Random, chats: list[str], embedder: str) -> tuple[Ask, ...]:
+    """A request of each kind that a client may send, for one of the models."""
     model, text = draw.choice(chats), "Tell me of " + " ".join(draw.choices(("tea", "rain", "owls", "ink"), k=6))
     messages = [{"role": "user", "content": text}]
     n_tokens = draw.choice((2, 4, 8, 24))
     chat = {"model": model, "messages": messages, "max_tokens": n_tokens}
     done = "data: [DONE]\n\n"
-    return draw.choice(
-        (
-            Ask("/v1/chat/completions", chat, '"choices"'),
-            Ask("/v1/chat/completions", chat | {"stream": True}, done),
-            Ask("/v1/chat/completions", chat | {"stream": True, "max_tokens": 200, "ignore_eos": True}, done),
-            Ask("/v1/chat/completions", chat | {"tools": [_TOOL]}, '"choices"'),
-            Ask("/v1/completions", {"model": model, "prompt": [text, text], "max_tokens": 2}, '"choices"'),
-            Ask("/v1/embeddings", {"model": embedder, "input": [text, "short"]}, '"embedding"'),
-            Ask("/v1/responses", {"model": model, "input": text, "max_output_tokens": 16}, '"output"'),
-            Ask("/v1/messages", chat | {"stream": True}, "message_stop"),
-            Ask("/api/chat", {"model": model, "messages": messages, "options": {"num_predict": 4}}, '"done":true'),
-            Ask("/tokenize", {"model": model, "content": text}, '"tokens"'),
-        )
+    return (
+        Ask("/v1/chat/completions", chat, '"choices"'),
+        Ask("/v1/chat/completions", chat | {"stream": True}, done),
+        Ask("/v1/chat/completions", chat | {"stream": True, "max_tokens": 200, "ignore_eos": True}, done),
+        Ask("/v1/chat/completions", chat | {"tools": [_TOOL]}, '"choices"', "not_supported"),
+        Ask("/v1/completions", {"model": model, "prompt": [text, text], "max_tokens": 2}, '"choices"'),
+        Ask("/v1/embeddings", {"model": embedder, "input": [text, "short"]}, '"embedding"'),
+        Ask("/v1/responses", {"model": model, "input": text, "max_output_tokens": 16}, '"output"'),
+        Ask("/v1/messages", chat | {"stream": True}, "message_stop"),
+        Ask("/api/chat", {"model": model, "messages": messages, "options": {"num_predict": 4}}, '"done":true'),
+        Ask("/tokenize", {"model": model, "content": text}, '"tokens"'),
     )
 
 
@@ -74,18 +74,19 @@ async def client(
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, trust_env=False) as http:
         while time.monotonic() < end_s:
-            asked = draw_ask(draw, *names)
+            asked = draw.choice(asks(draw, *names))
             leaves_after = draw.choice((None, None, None, 0.05, 0.3, 1.0))
             try:
                 if leaves_after is None:
-                    await _read(http, asked, seen)
+                    await read(http, asked, seen)
                 else:
                     await _leave(http, asked, leaves_after, seen)
             except httpx.HTTPError as error:
                 seen.add("broken connection", f"{asked.path} {asked.body['model']}: {error!r}")
 
 
-async def _read(http: httpx.AsyncClient, asked: Ask, seen: Seen) -> None:
+async def read(http: httpx.AsyncClient, asked: Ask, seen: Seen) -> None:
+    """Ask, and read to the end."""
     answer = await http.post(asked.path, json=asked.body)
     seen.add(*judged(asked, answer.status_code, answer.text))
 
@@ -115,7 +116,7 @@ def judged(asked: Ask, status: int, text: str) -> tuple[str, str | None]:
         code = _code_at_end(text)
     else:
         code = _code(text)
-    if code in EXPECTED_CODES:
+    if code in EXPECTED_CODES or (code and code == asked.refusal):
         return code, None
     return f"{status} {code}", f"{asked.path} {asked.body['model']}: {status}: {text[-300:]}"
 

@@ -9,11 +9,13 @@ import typer
 from laya.errors import ConfigError, nearest
 
 BENCHES = {
+    "fuzz": "malformed requests by the ten thousand, and whether the gateway minds",
     "gateway": "what passing through Laya adds, against a stub engine asked directly",
     "memory": "planned bytes against the measured peak of real engines",
     "prefix": "prompt tokens computed again in conversations over several engines, by policy",
     "rates": "what this machine computes and reads in a second, by the engine's own kernels",
     "router": "what one routing decision costs",
+    "soak": "everything at once for a long time, and whether anything is left of it",
 }
 _HELP = (
     "Measure: "
@@ -22,7 +24,9 @@ _HELP = (
 )
 
 
-def bench(context: typer.Context, name: str = typer.Argument(help="gateway, memory, prefix, rates or router.")) -> None:
+def bench(
+    context: typer.Context, name: str = typer.Argument(help="fuzz, gateway, memory, prefix, rates, router or soak.")
+) -> None:
     """Run a bench; the last line it prints is JSON."""
     if name in ("-h", "--help"):
         print(context.get_help())
