@@ -74,6 +74,7 @@ class Assembler:
         self.choices: dict[int, _Choice] = {}
         self.meta: dict[str, Any] = {}
         self.timings: dict[str, Any] | None = None
+        self.error: dict[str, Any] | None = None  # why this is no answer
 
     def add(self, event: dict[str, Any]) -> None:
         """One event. Progress and usage events carry no choice text and only leave their timings."""

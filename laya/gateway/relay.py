@@ -237,8 +237,9 @@ class AssembledAnswer(Relay):
             self._assembler.add(event)
             self.exchange.n_tokens_out += 1
         self._follow(self._reader)
-        if self._reader.error is not None:
-            self.exchange.fail(self._engine_said(self._reader.error))
+        error = self._reader.error or self._assembler.error
+        if error is not None:
+            self.exchange.fail(self._engine_said(error))
 
     @property
     def is_whole(self) -> bool:
@@ -317,6 +318,12 @@ def _model_of(exchange: Exchange) -> str:
     return exchange.endpoint.model_id if exchange.endpoint else "?"
 
 
+def _who_sees(exchange: Exchange) -> str:
+    groups = exchange.dispatcher.fleet.groups()
+    able = [group[0].model_id for group in groups if group[0].settings.mmproj is not None]
+    return f". Models here that see: {', '.join(able)}." if able else ". No model here sees: none has an 'mmproj'."
+
+
 def engine_error(status: int, body: bytes, exchange: Exchange) -> LayaError:
     """What an engine answered instead of an answer, as one of Laya's errors."""
     try:
@@ -330,7 +337,8 @@ def engine_error(status: int, body: bytes, exchange: Exchange) -> LayaError:
     if error.get("type") == "exceed_context_size_error" and isinstance(n_ctx, int) and isinstance(n_prompt_tokens, int):
         return ContextLengthExceeded(n_ctx, n_prompt_tokens)
     if status == 501 or re.search(r"(image|audio) input is not supported", message):
-        return NotSupported(f"The model '{_model_of(exchange)}' can't do this: {message}")
+        hint = _who_sees(exchange) if message.startswith("image") else ""
+        return NotSupported(f"The model '{_model_of(exchange)}' can't do this: {message}{hint}")
     if message.startswith("logprobs is not supported with tools"):
         return NotSupported(
             f"The engine of '{_model_of(exchange)}' gives no logprobs beside tools; leave out one of them.",

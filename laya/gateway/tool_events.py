@@ -88,6 +88,7 @@ class CallEvents:
     def __init__(self, *, is_list: bool) -> None:
         self._is_list = is_list
         self._readers: dict[int, CallReader] = {}
+        self.error: dict[str, Any] | None = None  # an answer without a call, which is none
 
     def of(self, event: dict[str, Any]) -> list[dict[str, Any]]:
         """What is to be told in place of one event; an event whose text only began something is none."""
@@ -103,6 +104,8 @@ class CallEvents:
         if delta.get("content"):
             del delta["content"]
         reason = choice.get("finish_reason")
+        if reason == "stop" and not reader.n_calls:
+            self.error = {"message": "it called no tool, although it was held to the schema of a call"}
         deltas = [{"tool_calls": [call]} for call in calls]
         if delta or (reason and not deltas):
             deltas.insert(0, delta)
@@ -129,6 +132,7 @@ class CallFilter(StreamFilter):
             event = self._take(raw) if self.error is None else None
             if event is not None:
                 out += [event_bytes(told) for told in self._calls.of(event)]
+                self.error = self.error or self._calls.error
         return b"".join(out)
 
 
@@ -142,3 +146,4 @@ class CallAssembler(Assembler):
     def add(self, event: dict[str, Any]) -> None:
         for told in self._calls.of(event):
             super().add(told)
+        self.error = self._calls.error
