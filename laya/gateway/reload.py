@@ -100,7 +100,7 @@ class Reloader:
         changed = {each.id: {setting.name for setting in each.settings} for each in report.changed}
         for model_id in (*changed, *report.added):
             if model_id not in self._following:
-                is_asked_for = "preload" in changed.get(model_id, ("preload",))
+                is_asked_for = model_id in new.models and "preload" in changed.get(model_id, ("preload",))
                 self._following.add(model_id)
                 fleet.spawn(self._follow(model_id, may_preload=is_asked_for))
 

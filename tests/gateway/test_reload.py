@@ -178,8 +178,10 @@ async def test_replicas_come_and_go(place: Place) -> None:
 
 
 async def test_preload_loads_what_came(place: Place) -> None:
-    place.write(a="", b="preload: true")
-    await place.reload()
+    (place.folder / "models" / "found.gguf").write_bytes((place.folder / "a.gguf").read_bytes())
+    place.world.needs["found"] = 100
+    place.write("preload: true", a="preload: false", b="")  # of what the file names, as at a start
+    assert (await place.reload()).added == ("b", "found")
     await place.settled()
     assert list(place.pids()) == ["b"]
 
