@@ -155,8 +155,8 @@ def nearly(text: bytes, more: list[bytes], seed: int) -> Iterator[bytes]:
 def test_plain_request_is_what_the_full_parser_reads() -> None:
     more = [b"x-session-id: s", b"X-Request-ID: r", b"Connection: keep-alive", b"Connection: close", b"accept: */*",
             b"Transfer-Encoding: chunked", b"Content-Length: 5", b"Expect: 100-continue", b"Upgrade: h2c", b"x: ",
-            b"x-laya-model: m", b"origin: http://a", b"Authorization: Bearer b", b"x:y", b" folded",
-            b"x : y"]  # fmt: skip
+            b"x-laya-model: m", b"X-Laya-Priority: bulk", b"origin: http://a", b"Authorization: Bearer b", b"x:y",
+            b" folded", b"x : y"]  # fmt: skip
     n_plain = 0
     for data in nearly(chat(), more, 3):
         read = plain.read_plain_request(data, 65536)
@@ -172,7 +172,7 @@ def test_plain_request_is_what_the_full_parser_reads() -> None:
         assert parsed.header(b"host") == host and parsed.header(b"authorization") == authorization, data
         assert (parsed.header(b"x-request-id") or None) == request_id, data
         assert (parsed.header(b"x-session-id") or b"").decode() == (session or ""), data
-        for name in (b"expect", b"origin", b"upgrade", b"transfer-encoding", b"x-laya-model"):
+        for name in (b"expect", b"origin", b"upgrade", b"transfer-encoding", b"x-laya-model", b"x-laya-priority"):
             assert parsed.header(name) is None, data
     assert n_plain > ROUNDS // 5
 
