@@ -19,8 +19,8 @@ VALUES = (
     "mmproj lora model-draft n-gpu-layers-draft pooling top-k flood-bytes greed-mib greed-later-mib"
 )
 SWITCHES = (
-    "jinja no-webui offline slots props metrics no-context-shift no-cache-idle-slots kv-unified no-kv-unified embedding "
-    "rerank stubborn spawn-sleeper abort"
+    "jinja no-webui offline slots props metrics no-context-shift no-cache-idle-slots kv-unified no-kv-unified "
+    "embedding rerank stubborn spawn-sleeper abort"
 )
 
 
