@@ -250,13 +250,14 @@ async def test_what_was_refused_costs_nothing(tmp_path: Path) -> None:
         assert left(gateway, "ann") == 100_000
 
 
-async def test_metrics_names_no_key(tmp_path: Path) -> None:
+async def test_metrics_tell_keys_by_name_and_no_secret(tmp_path: Path) -> None:
     keep(tmp_path, grant("admin", role="admin"), grant("zaphod", requests_per_minute=1))
     async with front(tmp_path) as gateway:
         for _ in range(2):
             await gateway.ask(chat_as("zaphod"))
         text = (await gateway.ask(get_as("admin", "/metrics"))).body.decode()
-        assert "zaphod" not in text
+        assert 'laya_key_requests_total{key="zaphod",outcome="served"} 1.0' in text
+        assert secret("zaphod") not in text and secret("admin") not in text
 
 
 async def test_other_apis_count_against_the_same_limits(tmp_path: Path) -> None:
