@@ -1,7 +1,7 @@
 """Owns: `laya bench soak`: a long time of everything at once, and whether anything is left of it.
 
-With real engines for `--minutes`, or with `--requests` before a stub engine. Exits with 1 where something leaked, an answer
-was none, or the outcomes do not sum to the arrivals.
+With real engines for `--minutes`, or with `--requests` before a stub engine. Exits with 1 where something
+leaked, an answer was none, or the outcomes do not sum to the arrivals.
 """
 
 from __future__ import annotations
