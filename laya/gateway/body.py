@@ -7,12 +7,12 @@ rest. Knows nothing of sockets, models or engines.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from laya.errors import InvalidRequest, NotSupported
+from laya.gateway.body_errors import explained, not_json
 from laya.gateway.engine_fields import EngineFields, check_engine_fields
 from laya.gateway.grammar import ToolHead, check_gbnf, check_schema, check_tools
 from laya.gateway.tool_choice import ForcedCalls, allowed_alone, forced_calls, read_choice
@@ -121,8 +121,6 @@ _LARGE = {
     EndpointKind.EMBEDDING: ("input",),
     EndpointKind.RERANK: ("query", "documents"),
 }
-_MISSING = re.compile(r"Object missing required field '(.*)'")
-_PATH = re.compile(r"(.*?)(?: - at `\$(.*)`)?$", re.S)
 
 
 class ParsedBody:
@@ -181,7 +179,7 @@ class ParsedBody:
             try:
                 self._fields = _FIELDS.decode(self.data)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:  # in a field that nobody has read so far
-                raise _not_json(error) from None
+                raise not_json(error) from None
         return self._fields
 
     def edited(self, changes: dict[str, Any], drop: tuple[str, ...] = ()) -> bytes:
@@ -222,9 +220,9 @@ def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
     try:
         head = _DECODERS[kind].decode(data)
     except msgspec.ValidationError as error:
-        raise _explain(error, data) from None
+        raise explained(error, data) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _not_json(error) from None
+        raise not_json(error) from None
     required = _REQUIRED[kind]
     if not getattr(head, required):
         raise InvalidRequest(f"'{required}' is missing or empty.", param=required)
@@ -298,53 +296,3 @@ def _check_completion(head: CompletionHead) -> None:
         raise InvalidRequest(f"'n' times the prompts is {n_answers}; one request takes {TEXTS_LIMIT}.", param="n")
     if head.best_of is not None and head.best_of > (head.n or 1):
         raise InvalidRequest(f"'best_of' ({head.best_of}) above 'n' is not supported.", param="best_of")
-
-
-def _not_json(error: Exception) -> InvalidRequest:
-    if isinstance(error, RecursionError):
-        return InvalidRequest("The request body is nested too deeply.")
-    return InvalidRequest(f"The request body is not valid JSON: {error}.")
-
-
-def _explain(error: msgspec.ValidationError, data: bytes) -> InvalidRequest:
-    """msgspec names the place; users also want the value that stands there."""
-    match = _PATH.match(str(error))
-    reason, path = (match.group(1), match.group(2)) if match else (str(error), None)
-    reason = reason.replace("`", "'")
-    if not path:
-        return InvalidRequest(f"The request body has the wrong shape: {reason}.")
-    where = path.lstrip(".")
-    missing = _MISSING.match(reason)
-    try:
-        if where == "logit_bias[...]":
-            key, value = _wrong_bias(data)
-            where = f"logit_bias.{key}"
-        else:
-            value = _value_at(data, where)
-    except (msgspec.DecodeError, RecursionError) as fault:  # the decoder stopped at the field, before a worse fault
-        return _not_json(fault)
-    if missing:
-        where = f"{where}.{missing.group(1)}"
-        return InvalidRequest(f"'{where}' is missing in {value}.", param=where)
-    return InvalidRequest(f"'{where}' is {value}: {reason}.", param=where)
-
-
-def _wrong_bias(data: bytes) -> tuple[str, str]:
-    """The first member of logit_bias whose value is no number: the decoder does not say which."""
-    for key, raw in _FIELDS.decode(_FIELDS.decode(data)["logit_bias"]).items():
-        if type(msgspec.json.decode(raw)) not in (int, float):
-            return key, _shown(raw)
-    return "...", "not right"
-
-
-def _value_at(data: bytes, where: str) -> str:
-    """The JSON at a place such as `messages[0].role`, as it was written. Raises DecodeError, RecursionError."""
-    raw: Any = data
-    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", where):
-        raw = msgspec.json.decode(raw, type=list[Raw])[int(index)] if index else _FIELDS.decode(raw)[name]
-    return _shown(raw)
-
-
-def _shown(raw: Any) -> str:
-    text = bytes(raw).decode(errors="replace")
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -7,24 +7,14 @@ status but 200, put into Laya's own words. Knows the exchange and the engine's e
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from laya.errors import (
-    ContextLengthExceeded,
-    EngineCrashed,
-    EngineFailed,
-    InvalidRequest,
-    LayaError,
-    ModelLoading,
-    NotSupported,
-)
+from laya.errors import EngineCrashed, LayaError
 from laya.gateway.account import read_usage
 from laya.gateway.assemble import Assembler, UsageSum, encode
 from laya.gateway.body import ChatHead, CompletionHead, ParsedBody
+from laya.gateway.engine_errors import engine_error, model_of
 from laya.gateway.sse import AnswerReader, EventReader, StreamFilter, event_bytes
 from laya.gateway.tool_events import CallAssembler, CallFilter
 
@@ -33,9 +23,6 @@ if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
 
 PREFILL_NOTE_EVERY_S = 1.0
-# What llama.cpp says with status 500 of a request that no other try makes better. The "input" that it also fails to
-# parse is the model's own answer, and another try may well help.
-_UNREADABLE = re.compile(r"(?i)failed to parse (?!input)|unable to generate parser|json.?schema|json\.exception\.")
 ERROR_LIMIT_BYTES = 1024 * 1024
 
 
@@ -51,8 +38,7 @@ def relay_for(exchange: Exchange) -> Relay:
         return RawAnswer(exchange)
     if parsed.wants_stream and endpoint.settings.enable_streaming:
         n_top_logprobs = _completion_logprobs_of(parsed.head)
-        wants_usage = parsed.wants_usage_event
-        usage = _usage_of(parsed)
+        usage, wants_usage = _usage_of(parsed), parsed.wants_usage_event
         if parsed.forced is not None:
             return StreamRelay(exchange, CallFilter(usage, wants_usage=wants_usage, is_list=parsed.forced.is_list))
         return StreamRelay(exchange, StreamFilter(usage, wants_usage=wants_usage, n_top_logprobs=n_top_logprobs))
@@ -139,7 +125,7 @@ class Relay:
 
     def _engine_said(self, error: dict[str, Any]) -> LayaError:
         message = error.get("message") or "no reason given"
-        return EngineCrashed(f"The engine of '{_model_of(self.exchange)}' broke off its answer: {message}")
+        return EngineCrashed(f"The engine of '{model_of(self.exchange)}' broke off its answer: {message}")
 
     def _count_usage(self, reader: EventReader) -> None:
         self.exchange.prompt_tokens = reader.usage.as_dict()["prompt_tokens"]
@@ -312,40 +298,3 @@ def _usage_of(parsed: ParsedBody) -> UsageSum:
 
 def _completion_logprobs_of(head: object) -> int | None:
     return head.logprobs if isinstance(head, CompletionHead) else None
-
-
-def _model_of(exchange: Exchange) -> str:
-    return exchange.endpoint.model_id if exchange.endpoint else "?"
-
-
-def _who_sees(exchange: Exchange) -> str:
-    groups = exchange.dispatcher.fleet.groups()
-    able = [group[0].model_id for group in groups if group[0].settings.mmproj is not None]
-    return f". Models here that see: {', '.join(able)}." if able else ". No model here sees: none has an 'mmproj'."
-
-
-def engine_error(status: int, body: bytes, exchange: Exchange) -> LayaError:
-    """What an engine answered instead of an answer, as one of Laya's errors."""
-    try:
-        error = msgspec.json.decode(body, type=dict[str, Any]).get("error") or {}
-    except msgspec.DecodeError:
-        error = {}
-    if not isinstance(error, dict):
-        error = {"message": str(error)}
-    message = str(error.get("message") or f"status {status} without a reason")
-    n_ctx, n_prompt_tokens = error.get("n_ctx"), error.get("n_prompt_tokens")
-    if error.get("type") == "exceed_context_size_error" and isinstance(n_ctx, int) and isinstance(n_prompt_tokens, int):
-        return ContextLengthExceeded(n_ctx, n_prompt_tokens)
-    if status == 501 or re.search(r"(image|audio) input is not supported", message):
-        hint = _who_sees(exchange) if message.startswith("image") else ""
-        return NotSupported(f"The model '{_model_of(exchange)}' can't do this: {message}{hint}")
-    if message.startswith("logprobs is not supported with tools"):
-        return NotSupported(
-            f"The engine of '{_model_of(exchange)}' gives no logprobs beside tools; leave out one of them.",
-            param="logprobs",
-        )
-    if status == 503:
-        return ModelLoading(f"The engine of '{_model_of(exchange)}' is not ready: {message}", 2.0)
-    if 400 <= status < 500 or _UNREADABLE.search(message):
-        return InvalidRequest(message)
-    return EngineFailed(f"The engine of '{_model_of(exchange)}' failed: {message}")

@@ -1,0 +1,66 @@
+"""Owns: what is wrong with a request body, in words: the field, the value that stands there, and why not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeAlias
+
+import msgspec
+
+from laya.errors import InvalidRequest
+
+Raw: TypeAlias = msgspec.Raw
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_MISSING = re.compile(r"Object missing required field '(.*)'")
+_PATH = re.compile(r"(.*?)(?: - at `\$(.*)`)?$", re.S)
+
+
+def not_json(error: Exception) -> InvalidRequest:
+    """For what the decoder could not read at all."""
+    if isinstance(error, RecursionError):
+        return InvalidRequest("The request body is nested too deeply.")
+    return InvalidRequest(f"The request body is not valid JSON: {error}.")
+
+
+def explained(error: msgspec.ValidationError, data: bytes) -> InvalidRequest:
+    """msgspec names the place; users also want the value that stands there."""
+    match = _PATH.match(str(error))
+    reason, path = (match.group(1), match.group(2)) if match else (str(error), None)
+    reason = reason.replace("`", "'")
+    if not path:
+        return InvalidRequest(f"The request body has the wrong shape: {reason}.")
+    where = path.lstrip(".")
+    missing = _MISSING.match(reason)
+    try:
+        if where == "logit_bias[...]":
+            key, value = _wrong_bias(data)
+            where = f"logit_bias.{key}"
+        else:
+            value = _value_at(data, where)
+    except (msgspec.DecodeError, RecursionError) as fault:  # the decoder stopped at the field, before a worse fault
+        return not_json(fault)
+    if missing:
+        where = f"{where}.{missing.group(1)}"
+        return InvalidRequest(f"'{where}' is missing in {value}.", param=where)
+    return InvalidRequest(f"'{where}' is {value}: {reason}.", param=where)
+
+
+def _wrong_bias(data: bytes) -> tuple[str, str]:
+    """The first member of logit_bias whose value is no number: the decoder does not say which."""
+    for key, raw in _FIELDS.decode(_FIELDS.decode(data)["logit_bias"]).items():
+        if type(msgspec.json.decode(raw)) not in (int, float):
+            return key, _shown(raw)
+    return "...", "not right"
+
+
+def _value_at(data: bytes, where: str) -> str:
+    """The JSON at a place such as `messages[0].role`, as it was written. Raises DecodeError, RecursionError."""
+    raw: Any = data
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", where):
+        raw = msgspec.json.decode(raw, type=list[Raw])[int(index)] if index else _FIELDS.decode(raw)[name]
+    return _shown(raw)
+
+
+def _shown(raw: Any) -> str:
+    text = bytes(raw).decode(errors="replace")
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,63 @@
+"""Owns: what an engine answered instead of an answer, as one of Laya's errors: the client's fault, the model's limits,
+or the engine's own trouble. Knows how llama.cpp puts each of them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laya.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    InvalidRequest,
+    LayaError,
+    ModelLoading,
+    NotSupported,
+)
+
+if TYPE_CHECKING:
+    from laya.gateway.exchange import Exchange
+
+# What llama.cpp says with status 500 of a request that no other try makes better. The "input" that it also fails to
+# parse is the model's own answer, and another try may well help.
+_UNREADABLE = re.compile(r"(?i)failed to parse (?!input)|unable to generate parser|json.?schema|json\.exception\.")
+
+
+def model_of(exchange: Exchange) -> str:
+    return exchange.endpoint.model_id if exchange.endpoint else "?"
+
+
+def _who_sees(exchange: Exchange) -> str:
+    groups = exchange.dispatcher.fleet.groups()
+    able = [group[0].model_id for group in groups if group[0].settings.mmproj is not None]
+    return f". Models here that see: {', '.join(able)}." if able else ". No model here sees: none has an 'mmproj'."
+
+
+def engine_error(status: int, body: bytes, exchange: Exchange) -> LayaError:
+    """What an engine answered instead of an answer, as one of Laya's errors."""
+    try:
+        error = msgspec.json.decode(body, type=dict[str, Any]).get("error") or {}
+    except msgspec.DecodeError:
+        error = {}
+    if not isinstance(error, dict):
+        error = {"message": str(error)}
+    message = str(error.get("message") or f"status {status} without a reason")
+    n_ctx, n_prompt_tokens = error.get("n_ctx"), error.get("n_prompt_tokens")
+    if error.get("type") == "exceed_context_size_error" and isinstance(n_ctx, int) and isinstance(n_prompt_tokens, int):
+        return ContextLengthExceeded(n_ctx, n_prompt_tokens)
+    if status == 501 or re.search(r"(image|audio) input is not supported", message):
+        hint = _who_sees(exchange) if message.startswith("image") else ""
+        return NotSupported(f"The model '{model_of(exchange)}' can't do this: {message}{hint}")
+    if message.startswith("logprobs is not supported with tools"):
+        return NotSupported(
+            f"The engine of '{model_of(exchange)}' gives no logprobs beside tools; leave out one of them.",
+            param="logprobs",
+        )
+    if status == 503:
+        return ModelLoading(f"The engine of '{model_of(exchange)}' is not ready: {message}", 2.0)
+    if 400 <= status < 500 or _UNREADABLE.search(message):
+        return InvalidRequest(message)
+    return EngineFailed(f"The engine of '{model_of(exchange)}' failed: {message}")
