@@ -136,6 +136,7 @@ class ParsedBody:
     n_seqs = 1
     has_tools = False  # that may be called
     forced: ForcedCalls | None = None  # what the answer must call
+    rewrites_calls = False  # the engine's events are not what the client is told
 
     def __init__(self, kind: EndpointKind, data: bytes, head: Head) -> None:
         self.kind = kind
@@ -262,6 +263,7 @@ def _read_tools(parsed: ParsedBody, head: ChatHead) -> None:
     if not head.tools or mode == "none":
         return
     parsed.has_tools = True
+    parsed.rewrites_calls = mode == "required" or bool(head.stop)
     if mode == "required":
         for name in ("grammar", "json_schema"):
             if getattr(head, name):

@@ -41,7 +41,7 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
         changes = {name: value for name, value in changes.items() if name not in NOT_BESIDE_CALLS}
         changes |= fields_of(parsed.forced)
         drop += NOT_BESIDE_CALLS
-    if parsed.wants_stream or parsed.forced is not None or not pool.address.cancels_whole:
+    if parsed.wants_stream or parsed.rewrites_calls or not pool.address.cancels_whole:
         changes |= _STREAM_FIELDS
     if endpoint.slots is not None:
         changes |= endpoint.slots.fields_for(exchange, endpoint.live)

@@ -16,7 +16,7 @@ from laya.gateway.assemble import Assembler, UsageSum, encode
 from laya.gateway.body import ChatHead, CompletionHead, ParsedBody
 from laya.gateway.engine_errors import engine_error, model_of
 from laya.gateway.sse import AnswerReader, EventReader, StreamFilter, event_bytes
-from laya.gateway.tool_events import CallAssembler, CallFilter
+from laya.gateway.tool_events import CallAssembler, CallFilter, calls_of
 
 if TYPE_CHECKING:
     from laya._core import StreamBack
@@ -39,10 +39,10 @@ def relay_for(exchange: Exchange) -> Relay:
     if parsed.wants_stream and endpoint.settings.enable_streaming:
         n_top_logprobs = _completion_logprobs_of(parsed.head)
         usage, wants_usage = _usage_of(parsed), parsed.wants_usage_event
-        if parsed.forced is not None:
-            return StreamRelay(exchange, CallFilter(usage, wants_usage=wants_usage, is_list=parsed.forced.is_list))
+        if (calls := calls_of(parsed)) is not None:
+            return StreamRelay(exchange, CallFilter(usage, calls, wants_usage=wants_usage))
         return StreamRelay(exchange, StreamFilter(usage, wants_usage=wants_usage, n_top_logprobs=n_top_logprobs))
-    if not parsed.wants_stream and parsed.forced is None and endpoint.pool.address.cancels_whole:
+    if not parsed.wants_stream and not parsed.rewrites_calls and endpoint.pool.address.cancels_whole:
         return RawAnswer(exchange)
     return AssembledAnswer(exchange)
 
@@ -212,10 +212,10 @@ class AssembledAnswer(Relay):
         parsed = exchange.parsed
         assert parsed is not None
         self._reader = AnswerReader(_usage_of(parsed))
+        is_chat, n_top_logprobs = isinstance(parsed.head, ChatHead), _completion_logprobs_of(parsed.head)
+        calls = calls_of(parsed)
         self._assembler = (
-            Assembler(chat=isinstance(parsed.head, ChatHead), n_top_logprobs=_completion_logprobs_of(parsed.head))
-            if parsed.forced is None
-            else CallAssembler(is_list=parsed.forced.is_list)
+            CallAssembler(calls) if calls is not None else Assembler(chat=is_chat, n_top_logprobs=n_top_logprobs)
         )
 
     def on_good_data(self, data: bytes) -> None:

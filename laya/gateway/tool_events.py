@@ -7,12 +7,15 @@ no piece waits for the next one. Pure: events in, events out.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from laya.gateway.assemble import Assembler, UsageSum
 from laya.gateway.sse import StreamFilter, event_bytes
+
+if TYPE_CHECKING:
+    from laya.gateway.body import ParsedBody
 
 _SPACE = " \t\r\n"
 
@@ -115,12 +118,48 @@ class CallEvents:
         return told
 
 
+class CutCalls:
+    """The engine's own calls. One that a stop sequence cut off ends by `stop`: engines say it was whole."""
+
+    def __init__(self) -> None:
+        self._arguments: dict[tuple[int, int], str] = {}  # by choice and call
+        self.error: dict[str, Any] | None = None
+
+    def of(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        """The event, with the reason that is true."""
+        for choice in event.get("choices") or ():
+            index = int(choice.get("index") or 0)
+            for call in (choice.get("delta") or {}).get("tool_calls") or ():
+                place = (index, int(call.get("index") or 0))
+                told = (call.get("function") or {}).get("arguments") or ""
+                self._arguments[place] = self._arguments.get(place, "") + told
+            if choice.get("finish_reason") == "tool_calls" and not self._are_whole(index):
+                choice["finish_reason"] = "stop"
+        return [event]
+
+    def _are_whole(self, index: int) -> bool:
+        try:
+            for (choice, _), arguments in self._arguments.items():
+                if choice == index:
+                    msgspec.json.decode(arguments or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return True
+
+
+def calls_of(parsed: ParsedBody) -> CallEvents | CutCalls | None:
+    """What the events of an answer go through, where they do not pass as they are."""
+    if parsed.forced is not None:
+        return CallEvents(is_list=parsed.forced.is_list)
+    return CutCalls() if parsed.rewrites_calls else None
+
+
 class CallFilter(StreamFilter):
     """For a client that streams."""
 
-    def __init__(self, usage: UsageSum, *, wants_usage: bool, is_list: bool) -> None:
+    def __init__(self, usage: UsageSum, calls: CallEvents | CutCalls, *, wants_usage: bool) -> None:
         super().__init__(usage, wants_usage=wants_usage)
-        self._calls = CallEvents(is_list=is_list)
+        self._calls = calls
 
     @property
     def passes_events(self) -> bool:
@@ -139,9 +178,9 @@ class CallFilter(StreamFilter):
 class CallAssembler(Assembler):
     """For a client that wants the answer whole."""
 
-    def __init__(self, *, is_list: bool) -> None:
+    def __init__(self, calls: CallEvents | CutCalls) -> None:
         super().__init__(chat=True, n_top_logprobs=None)
-        self._calls = CallEvents(is_list=is_list)
+        self._calls = calls
 
     def add(self, event: dict[str, Any]) -> None:
         for told in self._calls.of(event):

@@ -13,7 +13,7 @@ from laya.gateway.assemble import UsageSum
 from laya.gateway.body import ParsedBody
 from laya.gateway.plain import PlainBody, parse
 from laya.gateway.tool_choice import CALLS_MOST
-from laya.gateway.tool_events import CallAssembler, CallFilter, CallReader
+from laya.gateway.tool_events import CallAssembler, CallEvents, CallFilter, CallReader
 from laya.types import EndpointKind
 
 from .scripted_engine import DONE, delta, progress, usage
@@ -172,7 +172,7 @@ def test_calls_are_read_however_the_text_is_cut(text: str, is_list: bool, step: 
 
 
 def test_a_stream_tells_calls_as_openai_does() -> None:
-    calls = CallFilter(UsageSum(), wants_usage=True, is_list=False)
+    calls = CallFilter(UsageSum(), CallEvents(is_list=False), wants_usage=True)
     pieces = [
         delta(role="assistant", content=None),
         *(delta(content=each) for each in ONE),
@@ -192,7 +192,7 @@ def test_a_stream_tells_calls_as_openai_does() -> None:
 
 
 def test_a_call_that_is_cut_off_says_length() -> None:
-    whole = CallAssembler(is_list=True)
+    whole = CallAssembler(CallEvents(is_list=True))
     for raw in (delta(content=TWO[:40]), delta("length")):
         whole.add(msgspec.json.decode(raw[6:]))
     (choice,) = whole.answer({})["choices"]
@@ -202,7 +202,7 @@ def test_a_call_that_is_cut_off_says_length() -> None:
 
 
 def test_choices_have_calls_of_their_own() -> None:
-    whole = CallAssembler(is_list=False)
+    whole = CallAssembler(CallEvents(is_list=False))
     for piece in (ONE[:10], ONE[10:]):
         for index in (0, 1):
             whole.add(msgspec.json.decode(delta(index=index, content=piece)[6:]))

@@ -102,3 +102,20 @@ async def test_an_image_for_a_model_without_eyes_names_those_that_see(tmp_path: 
         settings = msgspec.structs.replace(gate.gateway.config.for_model("seer"), replicas=1, mmproj=tmp_path / "eyes")
         gate.gateway.fleet.register(file, settings)
         assert "that see: seer" in (await gate.ask(chat())).error["message"]
+
+
+@pytest.mark.parametrize(("arguments", "reason"), [('{"city": "', "stop"), ('{"city": "Rome"}', "tool_calls")])
+async def test_a_free_call_that_a_stop_sequence_cut_off_is_not_told_as_whole(
+    tmp_path: Path, arguments: str, reason: str
+) -> None:
+    begun = {"index": 0, "id": "c1", "type": "function", "function": {"name": "now", "arguments": "{"}}
+    rest = {"index": 0, "function": {"arguments": arguments[1:]}}
+    events = (delta(tool_calls=[begun]), delta(tool_calls=[rest]), delta("tool_calls"), usage(), DONE)
+    async with front(tmp_path, streams(*events), cancels_whole=True) as gate:
+        whole_answer = await gate.ask(chat(tools=TOOLS, stop=["Paris"]))
+        (choice,) = whole_answer.json["choices"]
+        assert choice["finish_reason"] == reason
+        assert choice["message"]["tool_calls"][0]["function"]["arguments"] == arguments
+        streamed = chunks_of(await gate.ask(chat(tools=TOOLS, stop=["Paris"], stream=True)))
+        assert streamed[-1]["choices"][0]["finish_reason"] == reason
+        assert gate.engine.bodies[1]["stop"] == ["Paris"]
