@@ -26,12 +26,13 @@ _TOOL = {"type": "function", "function": {"name": "look_up", "description": "Loo
 
 class Ask(NamedTuple):
     """One request. ends: what a whole answer to it has in it; of a stream, its last words. refusal: a code that a
-    model may refuse it with."""
+    model may refuse it with. is_raw: a whole answer is passed on as it comes, so that one that breaks off is cut."""
 
     path: str
     body: dict[str, Any]
     ends: str
     refusal: str = ""
+    is_raw: bool = False
 
 
 class Seen(msgspec.Struct):
@@ -59,7 +60,7 @@ def asks(draw: random.Random, chats: list[str], embedder: str) -> tuple[Ask, ...
         Ask("/v1/chat/completions", chat | {"stream": True, "max_tokens": 200, "ignore_eos": True}, done),
         Ask("/v1/chat/completions", chat | {"tools": [_TOOL]}, '"choices"', "not_supported"),
         Ask("/v1/completions", {"model": model, "prompt": [text, text], "max_tokens": 2}, '"choices"'),
-        Ask("/v1/embeddings", {"model": embedder, "input": [text, "short"]}, '"embedding"'),
+        Ask("/v1/embeddings", {"model": embedder, "input": [text, "short"]}, '"embedding"', is_raw=True),
         Ask("/v1/responses", {"model": model, "input": text, "max_output_tokens": 16}, '"output"'),
         Ask("/v1/messages", chat | {"stream": True}, "message_stop"),
         Ask("/api/chat", {"model": model, "messages": messages, "options": {"num_predict": 4}}, '"done":true'),
@@ -74,38 +75,30 @@ async def client(
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, trust_env=False) as http:
         while time.monotonic() < end_s:
-            asked = draw.choice(asks(draw, *names))
-            leaves_after = draw.choice((None, None, None, 0.05, 0.3, 1.0))
-            try:
-                if leaves_after is None:
-                    await read(http, asked, seen)
-                else:
-                    await _leave(http, asked, leaves_after, seen)
-            except httpx.HTTPError as error:
-                seen.add("broken connection", f"{asked.path} {asked.body['model']}: {error!r}")
+            await ask(http, draw.choice(asks(draw, *names)), seen, draw.choice((None, None, None, 0.05, 0.3, 1.0)))
 
 
-async def read(http: httpx.AsyncClient, asked: Ask, seen: Seen) -> None:
-    """Ask, and read to the end."""
-    answer = await http.post(asked.path, json=asked.body)
-    seen.add(*judged(asked, answer.status_code, answer.text))
-
-
-async def _leave(http: httpx.AsyncClient, asked: Ask, after_s: float, seen: Seen) -> None:
-    """Read for a while, and go."""
+async def ask(http: httpx.AsyncClient, asked: Ask, seen: Seen, leaves_after_s: float | None = None) -> None:
+    """Ask, and read to the end, or for a while."""
+    timeout = httpx.Timeout(PATIENCE_S, read=leaves_after_s or PATIENCE_S)
+    end_s = time.monotonic() + (leaves_after_s or PATIENCE_S)
+    status, text = 0, ""
     try:
-        timeout = httpx.Timeout(PATIENCE_S, read=after_s)
         async with http.stream("POST", asked.path, json=asked.body, timeout=timeout) as answer:
-            end_s = time.monotonic() + after_s
-            text = ""
+            status = answer.status_code
             async for piece in answer.aiter_text():
                 text += piece
                 if time.monotonic() > end_s:
                     seen.add("left")
                     return
-            seen.add(*judged(asked, answer.status_code, text))
-    except httpx.ReadTimeout:
-        seen.add("left")
+        seen.add(*judged(asked, status, text))
+    except httpx.HTTPError as error:
+        if leaves_after_s is not None and isinstance(error, httpx.ReadTimeout):
+            seen.add("left")
+        elif status == 200 and asked.is_raw:  # begun and not ended: nothing else can be said any more
+            seen.add("broken off")
+        else:
+            seen.add("broken connection", f"{asked.path} {asked.body['model']}: {status}, {text[-200:]!r}, {error!r}")
 
 
 def judged(asked: Ask, status: int, text: str) -> tuple[str, str | None]:

@@ -28,7 +28,7 @@ import psutil
 
 import laya
 from laya.bench.generated_models import generated
-from laya.bench.soak_clients import EXPECTED_CODES, Seen, asks, client, read
+from laya.bench.soak_clients import EXPECTED_CODES, Seen, ask, asks, client
 from laya.types import MIB
 
 N_CLIENTS = 16
@@ -199,7 +199,7 @@ async def _drive(serving: Serving, seconds: float, seed: int, every_s: float) ->
     async with httpx.AsyncClient(base_url=serving.url, headers=headers, timeout=180, trust_env=False) as http:
         seen = Seen()
         for asked in asks(random.Random(seed), CHATS, EMBEDDER):  # what is there from its first use on is there now
-            await read(http, asked, seen)
+            await ask(http, asked, seen)
         before, n_warm = await _at_rest(serving, http), _names(serving)
         end_s = time.monotonic() + seconds
         breaker = Breaker(serving, http, random.Random(seed), every_s)
