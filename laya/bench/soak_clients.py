@@ -40,6 +40,7 @@ class Seen(msgspec.Struct):
 
     ends: Counter[str] = msgspec.field(default_factory=Counter)
     faults: list[str] = msgspec.field(default_factory=list)
+    n_broken_streams: int = 0
 
     def add(self, end: str, fault: str | None = None) -> None:
         self.ends[end] += 1
@@ -73,9 +74,13 @@ async def client(
 ) -> None:
     """Ask until `end_s` of the monotonic clock. names: models that chat, and one that embeds."""
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, trust_env=False) as http:
-        while time.monotonic() < end_s:
-            await ask(http, draw.choice(asks(draw, *names)), seen, draw.choice((None, None, None, 0.05, 0.3, 1.0)))
+    while time.monotonic() < end_s:
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, trust_env=False) as http:
+            n_broken = seen.n_broken_streams
+            # the server closes the connection of a stream that broke off, and this client would not ask again
+            while time.monotonic() < end_s and seen.n_broken_streams == n_broken:
+                asked, leaves_after_s = draw.choice(asks(draw, *names)), draw.choice((None, None, None, 0.05, 0.3, 1.0))
+                await ask(http, asked, seen, leaves_after_s)
 
 
 async def ask(http: httpx.AsyncClient, asked: Ask, seen: Seen, leaves_after_s: float | None = None) -> None:
@@ -91,7 +96,9 @@ async def ask(http: httpx.AsyncClient, asked: Ask, seen: Seen, leaves_after_s: f
                 if time.monotonic() > end_s:
                     seen.add("left")
                     return
-        seen.add(*judged(asked, status, text))
+        end, fault = judged(asked, status, text)
+        seen.add(end, fault)
+        seen.n_broken_streams += status == 200 and end != "whole"
     except httpx.HTTPError as error:
         if leaves_after_s is not None and isinstance(error, httpx.ReadTimeout):
             seen.add("left")
