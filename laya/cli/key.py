@@ -43,7 +43,9 @@ _REFUSED = ("invalid_api_key", "forbidden")
 @key_app.command()
 def create(
     name: Name,
-    role: Annotated[str | None, typer.Option(help="user (the default), metrics or admin (the first key).")] = None,
+    role: Annotated[
+        str | None, typer.Option(help="user (the default), metrics or admin (what the first key is).")
+    ] = None,
     models: Annotated[list[str] | None, typer.Option(help="Only these models: once each, or with commas.")] = None,
     expires: Annotated[str | None, typer.Option(help="2027-01-31 (its last day), a moment, or 30d from now.")] = None,
     max_concurrent: Annotated[int | None, typer.Option(min=1, help="Requests at once.")] = None,

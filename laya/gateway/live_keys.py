@@ -124,17 +124,24 @@ def drop_key(database: Path, name: str) -> None:
 
 
 def check_new(grant: KeyGrant, present: list[KeyGrant]) -> None:
-    """Raises InvalidRequest for a name that is taken, and for a first key that would leave nobody to administer."""
+    """Raises InvalidRequest for a name that is taken, and for a first key that is not an unrestricted admin's."""
     for each in present:
         if each.name == grant.name:
             where = "in config.yaml" if each.created_s is None else f"; `laya key revoke {grant.name}` ends it"
             raise InvalidRequest(f"There is a key named '{grant.name}' already{where}.", param="name")
-    if grant.role != "admin" and not any(lasts(each) for each in present):
+    if not any(lasts(each) for each in present) and not (grant.role == "admin" and is_unrestricted(grant)):
+        command = "laya key create me" + (" --role admin" if present else "")
         raise InvalidRequest(
-            f"No admin key is here yet, and with '{grant.name}' as the only key nobody could administer this server: "
-            f"make one first, `laya key create me --role admin`.",
-            param="role",
+            f"No admin key is here yet, and the first key must be an admin's, without models, limits or an end: "
+            f"`{command}` first, then '{grant.name}'.",
+            param="role" if grant.role != "admin" else "name",
         )
+
+
+def is_unrestricted(grant: KeyGrant) -> bool:
+    """Whether it may use every model, as much as it likes, for ever."""
+    limits = (grant.expires_s, grant.max_concurrent, grant.requests_per_minute, grant.tokens_per_minute)
+    return not grant.models and all(limit is None for limit in limits)
 
 
 def check_revocable(grant: KeyGrant, present: list[KeyGrant], *, may_be_open: bool) -> None:

@@ -74,7 +74,12 @@ def test_every_grant_is_kept_and_shown(laya: Laya) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("create", "kid", "--role", "user"), "laya key create me --role admin"),
+        (("create", "kid", "--role", "user"), "`laya key create me` first"),
+        (("create", "kid", "--models", "smollm2"), "`laya key create me` first"),
+        (("create", "kid", "--role", "admin", "--max-concurrent", "1"), "`laya key create me` first"),
+        (("create", "kid", "--requests-per-minute", "5"), "`laya key create me` first"),
+        (("create", "kid", "--tokens-per-minute", "5"), "`laya key create me` first"),
+        (("create", "kid", "--expires", "30d"), "`laya key create me` first"),
         (("create", "kid", "--role", "root"), "root"),
         (("create", "a b"), "describes no key"),
         (("create", "kid", "--max-concurrent", "0"), "max-concurrent"),
@@ -110,8 +115,8 @@ def test_last_key_of_an_open_address_stays(laya: Laya, tmp_path: Path) -> None:
 
 
 def test_an_admin_key_that_expires_is_not_counted_on(laya: Laya) -> None:
-    laya("key", "create", "me", "--expires", "30d"), laya("key", "create", "kid")
-    laya("key", "create", "other", "--role", "admin")
+    laya("key", "create", "other"), laya("key", "create", "kid")
+    laya("key", "create", "me", "--role", "admin", "--expires", "30d")
     assert laya("key", "revoke", "other")[0] == 0  # `me` works for a month
 
 

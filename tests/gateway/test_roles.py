@@ -318,7 +318,9 @@ async def test_the_first_key_is_an_admin_and_says_what_changes(tmp_path: Path) -
     async with front(tmp_path, keys=False) as gateway:
         refused = await gateway.ask(get_as(None, "/admin/keys", "POST", {"name": "kid", "role": "user"}))
         assert refused.status == 400
-        assert "laya key create me --role admin" in refused.error["message"]
+        assert "`laya key create me` first" in refused.error["message"]
+        limited = await gateway.ask(get_as(None, "/admin/keys", "POST", {"name": "kid", "models": ["stub"]}))
+        assert (limited.status, limited.error["param"]) == (400, "name")
         made = await gateway.ask(get_as(None, "/admin/keys", "POST", {"name": "me"}))
         assert made.json["role"] == "admin"
         assert "LAYA_API_KEY" in made.json["notice"]
