@@ -5,6 +5,7 @@ The handlers are `desk.py`'s.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from laya.gateway.own import OwnRequests
 from laya.gateway.page import page_files, page_routes
 from laya.gateway.roles import KEY, may_reach, out_of_reach
 
+logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
 _OPEN_PATHS = frozenset({"/", "/health", "/ready", *page_files()})
@@ -63,6 +65,9 @@ class Guard:
                 self._check(scope)
             except LayaError as error:
                 app = answer_error(error, scope["path"])
+            except Exception:  # nothing above it answers in an API's words
+                logger.exception("%s could not be checked", scope["path"])
+                app = answer_error(_own_fault(), scope["path"])
         await app(scope, receive, send_with_id)
 
     def _check(self, scope: Scope) -> None:
@@ -100,7 +105,7 @@ def build_app(desk: Desk, keys: LiveKeys, lifespan: Any) -> ASGIApp:
     ]
     known = [route.path for route in routes if "{" not in route.path] + [path.decode() for path in HOT_PATHS]
 
-    def on_http_error(request: Request, error: Exception) -> Response:
+    async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.url.path
         if error.status_code == 405 or path.encode() in HOT_PATHS:
@@ -112,14 +117,14 @@ def build_app(desk: Desk, keys: LiveKeys, lifespan: Any) -> ASGIApp:
             return answer
         return answer_error(_nothing_at(path, known), path)
 
-    def on_client_gone(request: Request, error: Exception) -> Response:
+    async def on_client_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # that nobody reads
 
-    def on_own_fault(request: Request, error: Exception) -> Response:
-        """The traceback goes to the log."""
-        return answer_error(LayaError("Laya failed on this request; its log says why."), request.url.path)
+    async def on_own_fault(request: Request, error: Exception) -> Response:
+        """The traceback goes to the log. async: a thread for it might be what cannot be had."""
+        return answer_error(_own_fault(), request.url.path)
 
-    def on_fault(request: Request, error: Exception) -> Response:
+    async def on_fault(request: Request, error: Exception) -> Response:
         assert isinstance(error, LayaError)
         return answer_error(error, request.url.path)
 
@@ -144,6 +149,10 @@ def build_app(desk: Desk, keys: LiveKeys, lifespan: Any) -> ASGIApp:
         allow_headers=["*"],
         max_age=600,
     )
+
+
+def _own_fault() -> LayaError:
+    return LayaError("Laya failed on this request; its log says why.")
 
 
 def _nothing_at(path: str, known: list[str]) -> NotFound:

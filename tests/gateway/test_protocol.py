@@ -640,6 +640,20 @@ async def test_fault_of_our_own_is_a_500_and_logged(
         assert "ZeroDivisionError" in caplog.text
 
 
+@pytest.mark.parametrize("broken", ["fleet.refresh", "keys.check"])
+async def test_fault_beside_the_hot_path_is_told_in_the_words_of_its_api(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    async with front(tmp_path) as gate:
+        part, method = broken.split(".")
+        monkeypatch.setattr(getattr(gate.gateway, part), method, lambda *_: 1 / 0)
+        assert_error(await gate.ask(request(None, "/v1/models", method="GET")), 500, "internal_error")
+        ollama = await gate.ask(request(None, "/api/tags", method="GET"))
+        assert (ollama.status, ollama.json["code"]) == (500, "internal_error")
+        assert isinstance(ollama.json["error"], str)
+        assert "ZeroDivisionError" in caplog.text
+
+
 async def test_fault_in_reading_a_head_is_a_500_and_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
