@@ -192,3 +192,20 @@ def card_text(n_bytes: float) -> str:
     """The smallest card of those sold that has so many bytes, in words."""
     sold = next((size for size in CARD_GIB if size * GIB >= n_bytes), None)
     return f"a {sold} GB card" if sold else f"more than one card of {CARD_GIB[-1]} GB"
+
+
+def how_to_set(model_id: str, flags: str) -> str:
+    """Where flags go for a server, which takes none while it runs: its command line, or config.yaml."""
+    words, keys = flags.split(), []
+    for at, word in enumerate(words):
+        if word.startswith("--no-"):
+            keys.append(f"`models.{model_id}.{_key_of(word[5:])}: false`")
+        elif word == "--memory-budget":
+            keys.append(f"`memory.budget: {words[at + 1]}`")
+        elif word.startswith("--"):
+            keys.append(f"`models.{model_id}.{_key_of(word[2:])}: {words[at + 1]}`")
+    return f"`laya serve {flags}`, or {' and '.join(keys)} in config.yaml"
+
+
+def _key_of(flag: str) -> str:
+    return flag.replace("-", "_")

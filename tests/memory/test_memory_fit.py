@@ -13,6 +13,7 @@ from small_gguf import MakeGguf
 from laya.config import parse_bytes, parse_engine_flags
 from laya.errors import ConfigError
 from laya.memory import Budget, Machine, plan_before_download, plan_file, read_facts, refusal
+from laya.memory.advice import how_to_set
 from laya.memory.engine_facts import built_in_engine
 from laya.memory.fit import fit
 from laya.memory.planner import Model
@@ -212,6 +213,7 @@ def test_refusal_by_the_models_own_limit_names_it_and_limits_that_do(smollm2_pat
     assert "the 100 MiB they may use (memory_limit)" in plan.verdict
     error = refusal(plan, plenty)
     assert "100 MiB may be used (memory_limit). What fits: --memory-limit " in error.message
+    assert "The first, set: `laya serve --memory-limit " in error.message and "`models.m.memory_limit: " in error.message
     assert (error.details["available_bytes"], error.details["limit"]) == (100 * MIB, "memory_limit")
     assert len(plan.suggestions) >= 3
     for suggestion in plan.suggestions:
@@ -220,6 +222,22 @@ def test_refusal_by_the_models_own_limit_names_it_and_limits_that_do(smollm2_pat
         again = msgspec.structs.replace(asked, memory_limit_bytes=parse_bytes(raised), **flags)
         assert plan_file(smollm2_path, again, plenty, model_id="m").fits, suggestion
         assert "MiB" in suggestion.flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--max-num-seqs 1", "`laya serve --max-num-seqs 1`, or `models.big.max_num_seqs: 1` in config.yaml"),
+        ("--no-mmap", "`laya serve --no-mmap`, or `models.big.mmap: false` in config.yaml"),
+        (
+            "--memory-budget 3GiB --max-seq-len 4096",
+            "`laya serve --memory-budget 3GiB --max-seq-len 4096`, or `memory.budget: 3GiB` and "
+            "`models.big.max_seq_len: 4096` in config.yaml",
+        ),
+    ],
+)
+def test_suggestion_says_where_a_server_takes_it(flags: str, words: str) -> None:
+    assert how_to_set("big", flags) == words
 
 
 def test_budget_and_limit_are_raised_together(smollm2_path: Path) -> None:
