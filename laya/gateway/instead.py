@@ -26,15 +26,26 @@ async def models_that_fit(
     others: Iterable[tuple[Endpoint, ModelFile]],
     plan: Callable[[Endpoint, ModelFile], Awaitable[Plan]],
 ) -> list[str]:
-    """Ids of smaller models for the same task, up to ENOUGH, that fit as they would be loaded."""
-    base = base_name(wanted.model_id)
-    by_id = {other.model_id: (other, own) for other, own in others if other.settings.task == wanted.settings.task}
-    smaller = [each for each in by_id.values() if each[1].format == "gguf" and each[1].file_bytes < file.file_bytes]
-    smaller.sort(key=lambda each: (base_name(each[0].model_id) != base, -each[1].file_bytes))
+    """Ids of other models for the same task, up to ENOUGH, that fit as they would be loaded; those that are loaded do.
+
+    Those with smaller files come before the rest, of which one may fit by its settings.
+    """
+    base, by_id, loaded = base_name(wanted.model_id), {}, set()
+    for other, own in others:
+        if other.settings.task == wanted.settings.task and other.model_id != wanted.model_id:
+            by_id[other.model_id] = other, own
+            if other.pool is not None:
+                loaded.add(other.model_id)
+    at_hand = [each for each in by_id.values() if each[0].model_id in loaded or each[1].format == "gguf"]
+
+    def order(each: tuple[Endpoint, ModelFile]) -> tuple[bool, bool, int]:
+        n_bytes = each[1].file_bytes
+        return n_bytes >= file.file_bytes, base_name(each[0].model_id) != base, -n_bytes
+
     found: list[str] = []
-    for other, own in smaller[:MOST_TRIED]:
+    for other, own in sorted(at_hand, key=order)[:MOST_TRIED]:
         try:
-            does_fit = (await plan(other, own)).fits
+            does_fit = other.model_id in loaded or (await plan(other, own)).fits
         except LayaError:  # a broken file is nothing to suggest
             continue
         if does_fit:

@@ -55,10 +55,26 @@ async def test_models_here_that_fit_are_named_its_own_in_fewer_bits_first(
     assert caught.value.details["models"] == ["m-q4_0", "middle", "small"]
     for name in caught.value.details["models"]:
         await world.load(name)
-    world.needs["smaller"] = 5000
+    await world.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("in_world")
+async def test_models_that_are_loaded_or_fit_by_their_settings_are_named_whatever_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = plans_of(World(tmp_path, {"greedy": 5000, "twin": 200, "huge": 3000}, total_bytes=1000), monkeypatch)
     with pytest.raises(InsufficientMemory) as caught:
-        await world.load("smaller")
-    assert caught.value.details["models"] == []
+        await world.load("greedy")
+    assert caught.value.details["models"] == ["twin"]
+    await world.load("twin")
+    world.needs["twin"] = 5000  # planned again it would not fit; but it runs
+    with pytest.raises(InsufficientMemory) as caught:
+        await world.load("greedy")
+    assert caught.value.details["models"] == ["twin"]
+    with pytest.raises(InsufficientMemory) as caught:
+        await world.load("huge")
+    assert caught.value.details["models"] == ["twin"]
     await world.close()
 
 
