@@ -26,12 +26,11 @@ from laya.gateway.plain import parse
 from laya.gateway.pump import Pump
 from laya.gateway.relay import broke_off
 from laya.gateway.retry import Retries
-from laya.gateway.ruling import names_by_rules, wrong_task
+from laya.gateway.ruling import choose, wrong_task
 from laya.gateway.sending import Sending
 from laya.gateway.tool_support import check_told
 from laya.routing import UNKNOWN_MODEL
 from laya.routing.rules import Rules
-from laya.routing.table import FLAG_STREAMING
 from laya.types import EndpointKind
 
 if TYPE_CHECKING:
@@ -151,21 +150,16 @@ class Dispatcher:
         if tokens > MOST_TOKENS:
             tokens = MOST_TOKENS
         start_s = time.perf_counter()
-        session, flags = exchange.header_session or parsed.session, FLAG_STREAMING if parsed.wants_stream else 0
-        names = names_by_rules(self.rules, exchange, parsed, name, session) if self.rules else (name,)
-        by_prompt = self.router.names_by_prompt
-        for candidate in names:
-            blocks = parsed.prefix_blocks() if candidate in by_prompt else b""
-            index = self.router.route(candidate, session, exchange.kind, flags, 0, tokens, parsed.n_seqs, blocks)
-            if index >= 0:
-                break
+        index, candidate = choose(self, exchange, parsed, name, tokens)
         self.stats.route.observe(time.perf_counter() - start_s)
         if index < 0:
             if index == UNKNOWN_MODEL:
                 self.fleet.find(candidate)  # a file that was just dropped into models_dir, or model_not_found
-                index = self.router.route(candidate, session, exchange.kind, flags, 0, tokens, parsed.n_seqs)
+                index, candidate = choose(self, exchange, parsed, name, tokens)
             if index < 0:
                 self.fleet.draining.check(name)
+                index = self.fleet.together.unloadable.route(candidate, parsed.n_seqs, tokens, exchange.kind)
+            if index < 0:
                 error = EngineFailed(f"No engine of '{name}' can take requests now: each failed one after another.")
                 error.retry_after_s = self.fleet.health.retry_after_s()
                 raise error
@@ -177,6 +171,7 @@ class Dispatcher:
         check_told(self.fleet, endpoint, parsed)
         if parsed.generates and parsed.max_tokens is None:  # promised and clamped as if the client had said it
             parsed.max_tokens = endpoint.settings.defaults.get("max_tokens")
+            exchange.has_default_length = True
         return endpoint
 
     # 3 admit

@@ -42,6 +42,8 @@ class Draining:
     def undo(self, endpoint: Endpoint) -> None:
         """Its model takes requests again."""
         group = self._fleet.replicas(endpoint)
+        for each in group:
+            self._fleet.together.unloadable.forgive(each)
         if any(each.is_drained for each in group):
             for each in group:
                 each.is_drained = False

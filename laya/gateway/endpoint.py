@@ -82,6 +82,7 @@ class Endpoint:
         self.opened_s = 0.0  # its engine became ready
         self.yields_to: str | None = None  # the model that gets its memory when what runs here is done
         self.no_room: LayaError | None = None  # why its load has to wait for other models
+        self.load_error: LayaError | None = None  # why its last load failed, while others are chosen for that
         self.on_busy: Callable[[Endpoint], None] = _ignore  # it got its first request, or its last one has ended
 
     @property

@@ -92,6 +92,7 @@ class Exchange(Answering):
     was_sent = False  # an engine may have read it
     n_tries = 1  # by engines
     n_moves = 0  # to other replicas
+    has_default_length = False  # `parsed.max_tokens` is its model's, not the client's
     # response
     started = False
     outcome: Outcome | None = None

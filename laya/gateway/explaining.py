@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from laya.errors import InvalidRequest, nearest
 from laya.gateway.fields import whole_number
 from laya.gateway.heads import priority_of
-from laya.routing import prefix_blocks
+from laya.routing import Explanation, prefix_blocks
 from laya.routing.rules import RequestFacts, Rules
 from laya.routing.told import Told, tell
 from laya.types import EndpointKind
@@ -44,7 +46,19 @@ def explain_live(fleet: Fleet, query: Mapping[str, str], headers: Sequence[str])
     for name in rules.decide(facts).models:
         if fleet.router.resolve(name) is None:
             fleet.find(name)
-    return tell(fleet.router, rules, facts, prefix_blocks=prefix_blocks(prompt), is_live=True)
+    told = tell(fleet.router, rules, facts, prefix_blocks=prefix_blocks(prompt), is_live=True)
+    return msgspec.structs.replace(told, tried=tuple(_with_failures(fleet, each) for each in told.tried))
+
+
+def _with_failures(fleet: Fleet, tried: Explanation) -> Explanation:
+    """Candidates whose load failed say why, where the table only knows that they may not be chosen."""
+    candidates = []
+    for candidate in tried.candidates:
+        error = fleet.endpoints[candidate.endpoint].load_error
+        if error is not None:
+            candidate = msgspec.structs.replace(candidate, why_not=f"its load failed: {error.message}")
+        candidates.append(candidate)
+    return msgspec.structs.replace(tried, candidates=tuple(candidates))
 
 
 def _kind(name: str) -> EndpointKind:

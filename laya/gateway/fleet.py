@@ -113,7 +113,7 @@ class Fleet(Shown):
             if not await self.room.take_turn_for_queue(endpoint):
                 return
         except LayaError as error:
-            endpoint.fail_waiting(error)
+            self.together.unloadable.failed(endpoint, error)
         else:
             if endpoint.queue and endpoint.pool is None:  # its engine is gone again
                 self.wake(endpoint)

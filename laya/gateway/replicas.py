@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from laya.errors import LayaError
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.unloadable import Unloadable
 from laya.types import PlannedSettings
 
 if TYPE_CHECKING:
@@ -26,18 +27,21 @@ class Replicas:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self.unloadable = Unloadable(fleet)
         self._next_try_s: dict[Endpoint, float] = {}
         self._following: set[Endpoint] = set()
 
     def choose_eligible(self, endpoint: Endpoint) -> None:
         """An engine of this model came or went, or is stuck: requests may go to those that are ready, else the door."""
+        if endpoint.pool is not None:
+            self.unloadable.forgive(endpoint)
         group = self._fleet.replicas(endpoint)
         if len(group) == 1 or endpoint.is_drained:
             return
         chosen = [each for each in group if each.takes_new] or [each for each in group if each.is_serving]
         chosen = chosen or [group[0]]
         for each in group:
-            self._fleet.router.set_eligible(each.index, each in chosen)
+            self._fleet.router.set_eligible(each.index, each in chosen and each.load_error is None)
 
     def spread(self, free: Endpoint) -> None:
         """An engine is ready, or done: what waits at the others of its model moves to it, as far as it has room."""
@@ -76,6 +80,7 @@ class Replicas:
 
     def sweep(self, now_s: float) -> None:
         """Bring back what failed beside a replica that runs; load what is not loaded where requests wait."""
+        self.unloadable.sweep(now_s)
         for group in self._fleet.groups():
             if len(group) == 1 or group[0].is_drained or not any(each.is_serving for each in group):
                 continue
@@ -99,3 +104,4 @@ class Replicas:
     def forget(self, endpoint: Endpoint) -> None:
         """Its model is gone."""
         self._next_try_s.pop(endpoint, None)
+        self.unloadable.forget(endpoint)

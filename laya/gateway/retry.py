@@ -1,4 +1,5 @@
-"""Owns: another replica for a request that its own will not serve: one that waits there, or one whose engine failed it.
+"""Owns: another replica for a request that its own will not serve: one that waits there, or one whose engine failed it;
+and another model, by its rule or pool, for one that waits where the load failed.
 
 Never after a byte of the answer was sent. What an engine may have begun to work on is tried again once, and within a
 budget; what no engine has seen merely moves. Decides nothing about health; the route table says who may be chosen.
@@ -9,10 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laya.errors import LayaError
+from laya.gateway.ruling import choose
+from laya.gateway.tool_support import check_told
 from laya.routing.health import RetryBudget, may_retry
 from laya.routing.table import FLAG_STREAMING
 
 if TYPE_CHECKING:
+    from laya.gateway.body import ParsedBody
     from laya.gateway.dispatch import Dispatcher
     from laya.gateway.endpoint import Endpoint
     from laya.gateway.exchange import Exchange
@@ -42,6 +46,8 @@ class Retries:
         endpoint = exchange.endpoint
         if endpoint is None or (exchange.head_sent and exchange.sent_s) or exchange.disconnected:
             return False
+        if endpoint.load_error is not None and self._try_other_model(exchange, endpoint):
+            return True
         fleet = self._dispatcher.fleet
         group = fleet.replicas(endpoint)
         others = [each for each in group if each is not endpoint and each.is_serving]
@@ -60,6 +66,40 @@ class Retries:
         self._leave(exchange, endpoint)
         self._arrive(exchange, fleet.endpoints[index])
         self._dispatcher.sending.pump_soon(endpoint)
+        return True
+
+    def _try_other_model(self, exchange: Exchange, endpoint: Endpoint) -> bool:
+        """Where the load of its model failed: the next one that may be chosen by what it asked for."""
+        dispatcher = self._dispatcher
+        fleet = dispatcher.fleet
+        exchange.read_taken()
+        parsed = exchange.parsed
+        name = exchange.header_model or (parsed.model if parsed is not None else None)
+        if parsed is None or name is None or exchange.was_sent or exchange.head_sent:
+            return False  # a head tells the model
+        index, _ = choose(dispatcher, exchange, parsed, name, exchange.routed_tokens)
+        if index < 0:
+            return False
+        other = fleet.endpoints[index]
+        if not self._suits(exchange, parsed, other, name):
+            fleet.health.give_back(other, exchange.routed_seqs, exchange.routed_tokens)
+            return False
+        if exchange.has_default_length:
+            parsed.max_tokens = other.settings.defaults.get("max_tokens")
+        self._leave(exchange, endpoint)
+        self._arrive(exchange, other)
+        return True
+
+    def _suits(self, exchange: Exchange, parsed: ParsedBody, other: Endpoint, name: str) -> bool:
+        fleet, account = self._dispatcher.fleet, exchange.account
+        if exchange.kind not in other.kinds:
+            return False
+        if account is not None and not account.may_use(name, other.model_id, fleet.roster.id_of):
+            return False
+        try:
+            check_told(fleet, other, parsed)
+        except LayaError:
+            return False
         return True
 
     def _may_retry(self, exchange: Exchange) -> bool:

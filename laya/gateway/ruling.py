@@ -1,6 +1,7 @@
-"""Owns: what of a request the rules of the config are asked about, and who could do what this model cannot.
+"""Owns: what of a request the rules of the config are asked about, the endpoint that then serves it, and who could do
+what this model cannot.
 
-Decides nothing; `laya.routing.rules` does.
+Decides nothing; `laya.routing.rules` and the route table do.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from laya.errors import NotSupported
 from laya.gateway.endpoint import KINDS_OF
 from laya.gateway.heads import PRIORITY, priority_of
 from laya.routing.rules import RequestFacts, Rules
+from laya.routing.table import FLAG_STREAMING
 from laya.types import EndpointKind
 
 if TYPE_CHECKING:
     from laya.gateway.body import ParsedBody
+    from laya.gateway.dispatch import Dispatcher
     from laya.gateway.endpoint import Endpoint
     from laya.gateway.exchange import Exchange
     from laya.gateway.fleet import Fleet
@@ -35,6 +38,19 @@ def names_by_rules(
         identity=exchange.request_id.decode("latin-1"),
     )
     return rules.decide(facts).models
+
+
+def choose(dispatcher: Dispatcher, exchange: Exchange, parsed: ParsedBody, name: str, tokens: int) -> tuple[int, str]:
+    """The endpoint that serves it, with the request on it, or below 0; and the model or pool that was asked last."""
+    session, flags = exchange.header_session or parsed.session, FLAG_STREAMING if parsed.wants_stream else 0
+    rules, router = dispatcher.rules, dispatcher.router
+    names = names_by_rules(rules, exchange, parsed, name, session) if rules else (name,)
+    for candidate in names:
+        blocks = parsed.prefix_blocks() if candidate in router.names_by_prompt else b""
+        index = router.route(candidate, session, exchange.kind, flags, 0, tokens, parsed.n_seqs, blocks)
+        if index >= 0:
+            break
+    return index, candidate
 
 
 def wrong_task(fleet: Fleet, endpoint: Endpoint, kind: EndpointKind) -> NotSupported:
