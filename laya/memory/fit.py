@@ -161,6 +161,10 @@ def _differs(name: str, one: Choice, other: Choice) -> bool:
 
 def _length_reason(model: Model, asked: AskedSettings, tokens: int) -> str:
     trained = model.shape.n_ctx_train
+    if not model.shape.is_length_known:
+        return "the length it was trained for (n_ctx_train) is not given" + (
+            "; enough for long documents" if tokens == AIM_TOKENS[asked.task] else ""
+        )
     if tokens == trained:
         return "the length it was trained for"
     if tokens == AIM_TOKENS[asked.task]:

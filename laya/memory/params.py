@@ -13,7 +13,7 @@ import msgspec
 
 from laya.errors import BadModelFile, nearest
 from laya.memory.facts import ModelFacts, facts_before_download
-from laya.memory.families import CACHED_LAYERS, RECURRENT, WINDOWS
+from laya.memory.families import CACHED_LAYERS, KNOWN, RECURRENT, WINDOWS
 from laya.memory.ggml import TYPE_NAMES, type_named
 from laya.memory.keys import MAX_LAYERS
 from laya.memory.layers import LayerShape, RecurrentShape, attention_layers, pattern, windowed, with_recurrent
@@ -158,8 +158,19 @@ def shape_of(architecture: str, params: dict[str, Any]) -> ModelShape:
         head_dim_v_mla=given.value_length_mla,
         n_layer_nextn=given.n_layer_nextn,
         recurrent=recurrent,
-        bound="a description: its weights, vocabulary and graph are estimated",
+        is_length_known="n_ctx_train" in params,
+        bound=_bound(architecture),
     )
+
+
+def _bound(architecture: str) -> str:
+    """Why the plan is an upper bound: the whole is a description, and its architecture may be one nobody knows."""
+    words = "a description: its weights, vocabulary and graph are estimated"
+    if architecture in KNOWN:
+        return words
+    close = nearest(architecture, sorted(KNOWN))
+    hint = f" (did you mean {close}?)" if close else ""
+    return f"architecture {architecture!r} is not known{hint}: its layers are counted from the figures alone; {words}"
 
 
 def _check_ranges(given: _Params, params: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     n_index_head: int = 0  # of an indexer (DSA)
     n_layer_nextn: int = 0  # layers for multi-token prediction, beyond n_layer: their cache is the draft's
     recurrent: RecurrentShape = RecurrentShape()
+    is_length_known: bool = True  # False: n_ctx_train is no more than a ceiling for what may be asked
     bound: str | None = None  # why the figures are an upper bound; None = they were measured
     is_causal: bool = True  # False: an encoder; it keeps no tokens and has no logits
     pooling: str | None = None

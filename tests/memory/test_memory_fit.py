@@ -213,7 +213,8 @@ def test_refusal_by_the_models_own_limit_names_it_and_limits_that_do(smollm2_pat
     assert "the 100 MiB they may use (memory_limit)" in plan.verdict
     error = refusal(plan, plenty)
     assert "100 MiB may be used (memory_limit). What fits: --memory-limit " in error.message
-    assert "The first, set: `laya serve --memory-limit " in error.message and "`models.m.memory_limit: " in error.message
+    assert "The first, set: `laya serve --memory-limit " in error.message
+    assert "`models.m.memory_limit: " in error.message
     assert (error.details["available_bytes"], error.details["limit"]) == (100 * MIB, "memory_limit")
     assert len(plan.suggestions) >= 3
     for suggestion in plan.suggestions:

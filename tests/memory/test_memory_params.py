@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from laya.errors import BadModelFile
+from laya.memory import Budget
+from laya.memory.engine_facts import built_in_engine
 from laya.memory.facts import read_facts
+from laya.memory.fit import fit
 from laya.memory.params import read_params
+from laya.memory.planner import Model
 from laya.memory.sizing import matrix_bytes_of_size, n_parameters
-from laya.types import GIB
+from laya.types import GIB, AskedSettings
 
 LLAMA = {
     "n_layer": 32, "n_head": 32, "n_head_kv": 8, "head_dim_k": 128, "n_embd": 4096, "n_ff": 14336, "n_vocab": 128256,
@@ -41,6 +45,22 @@ def test_a_description_is_a_model_with_estimated_weights(described: Any) -> None
     assert facts.shape.bound is not None
     assert "description" in facts.shape.bound
     assert read_params(described(weights_bytes=5 * GIB)).weights_bytes == 5 * GIB
+
+
+def test_architecture_nobody_knows_is_an_upper_bound_that_names_it_and_the_nearest(described: Any) -> None:
+    bound = read_params(described(arch="lama")).shape.bound
+    assert bound is not None and "architecture 'lama' is not known (did you mean llama?):" in bound
+    bound = read_params(described(arch="zzz")).shape.bound
+    assert bound is not None and "architecture 'zzz' is not known:" in bound and "mean" not in bound
+
+
+def test_trained_length_that_is_not_given_is_not_made_up(described: Any, plenty: Budget) -> None:
+    for params, words in ((LLAMA, "is not given"), (LLAMA | {"n_ctx_train": 131072}, "trained for 131072")):
+        path = described(params=params)
+        model = Model(id="m", facts=read_params(path), engine=built_in_engine(), n_cores=2)
+        plan = fit(model, AskedSettings(), plenty)
+        assert words in plan.reasons["max_seq_len"]
+        assert "1048576" not in plan.reasons["max_seq_len"]
 
 
 def test_every_logged_run_can_be_given_as_a_description(described: Any) -> None:
