@@ -11,6 +11,7 @@ import getpass
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from rich.table import Table
 from laya.cli.client import ServerClient
 from laya.cli.output import print_json, print_table, printable, shown
 from laya.config import load_config
+from laya.config.check_routing import AUTO
 from laya.config.hosts import is_loopback
 from laya.config.keys import MIN_KEY_CHARS, hash_key
 from laya.errors import ConfigError, InvalidRequest, LayaError, NoServer
@@ -30,7 +32,7 @@ from laya.gateway.key_desk import AskedKey, make
 from laya.gateway.key_desk import revoke as end
 from laya.gateway.key_desk import shown as shown_key
 from laya.gateway.live_keys import LiveKeys
-from laya.models import home_path
+from laya.models import available, entries, home_path
 
 key_app = typer.Typer(help="Make, list and revoke API keys, live.", no_args_is_help=True)
 
@@ -71,8 +73,8 @@ def create(
         print_json(made)
         return
     _say(f"{made['name']}: {_summary(made)}")
-    if "notice" in made:
-        _say(made["notice"])
+    for words in (*made.get("warnings", ()), *([made["notice"]] if "notice" in made else ())):
+        _say(words)
     if "key" in made:
         _say("The key, which is not shown again:")
         print(made["key"])
@@ -152,14 +154,23 @@ class _OfStore:
     """The keys in this machine's store, and those of the config that a server here would use."""
 
     def __init__(self) -> None:
-        self._keys = LiveKeys(load_config(None, os.environ).server, home_path() / DATABASE)
+        self._config = load_config(None, os.environ)
+        self._keys = LiveKeys(self._config.server, home_path() / DATABASE)
 
     def create(self, fields: dict[str, Any]) -> dict[str, Any]:
         try:
             asked = msgspec.convert(fields, AskedKey)
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"This describes no key: {error}.".replace("`", "'")) from None
-        return asyncio.run(make(self._keys, asked))
+        return asyncio.run(make(self._keys, asked, self._known() if asked.models else ()))
+
+    def _known(self) -> set[str]:
+        """Every name that a request to a server here could use."""
+        files = available(models_dir=Path(self._config.models_dir), home=home_path())
+        names = {name for file in files for name in (file.id, *file.aliases)}
+        names |= {name for entry in entries() for name in entry.names}  # of what may be pulled
+        names |= {alias for model in self._config.models.values() for alias in model.aliases}
+        return names | {AUTO, *self._config.models, *self._config.routing.pools}
 
     def all(self) -> list[dict[str, Any]]:
         return [shown_key(key) for key in self._keys.keys]

@@ -100,7 +100,7 @@ def build_app(desk: Desk, keys: LiveKeys, lifespan: Any) -> ASGIApp:
         Route(admin + "/slots", desk.slots),
         Route(admin + "/logs", desk.logs),
         *own.routes(),
-        *KeyDesk(keys, own).routes(),
+        *KeyDesk(keys, own, desk.fleet).routes(),
         *desk.apis,
     ]
     known = [route.path for route in routes if "{" not in route.path] + [path.decode() for path in HOT_PATHS]

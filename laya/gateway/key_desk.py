@@ -5,26 +5,29 @@ A key is made here and given out once; only its digest is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from datetime import datetime, timezone
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from laya.config.check_routing import AUTO
 from laya.config.keys import expiry_of, hash_key, new_key
-from laya.errors import InvalidRequest
+from laya.errors import InvalidRequest, nearest
 from laya.gateway.account import Key
 from laya.gateway.desk import reply, small_body, switch
+from laya.gateway.fleet import Fleet
 from laya.gateway.live_keys import LiveKeys
 from laya.gateway.own import OwnRequests
 from laya.types import KeyGrant, KeyRole
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LIMITS = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
 
 
@@ -32,8 +35,8 @@ class AskedKey(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A key as it is asked for. role: None is user, and admin for the first key of all. sha256: of a key that is there
     already; None makes one. expires: a day, a moment, or a time from now such as 30d."""
 
-    name: Name
-    role: KeyRole | None = None
+    name: str
+    role: str | None = None
     models: list[str] = []
     expires: str | None = None
     max_concurrent: Count | None = None
@@ -42,29 +45,50 @@ class AskedKey(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     sha256: Sha256 | None = None
 
 
-async def make(keys: LiveKeys, asked: AskedKey) -> dict[str, Any]:
+async def make(keys: LiveKeys, asked: AskedKey, known: Collection[str]) -> dict[str, Any]:
     """A new key in force: its grant, the key itself where it was made here, what changed for others.
 
+    known: names of models and of what stands for them; others get a warning, since a model may come later.
     Raises InvalidRequest, ConfigError for what `expires` says, StoreError.
     """
+    _check_words(asked)
     is_first = not keys.keys
     secret = None if asked.sha256 else new_key()
     grant = KeyGrant(
         name=asked.name,
         sha256=asked.sha256 or hash_key(secret or ""),
-        role=asked.role or ("admin" if is_first else "user"),
+        role=cast(KeyRole, asked.role or ("admin" if is_first else "user")),
         models=tuple(dict.fromkeys(asked.models)),
         expires_s=expiry_of(asked.expires) if asked.expires else None,
         **{name: getattr(asked, name) for name in _LIMITS},
     )
     made = await keys.create(grant)
     answer = shown(Key(made)) | ({"key": secret} if secret else {})
+    if warnings := [_unknown(name, known) for name in grant.models if name not in known]:
+        answer["warnings"] = warnings
     if is_first:
         answer["notice"] = (
             "Until now this server needed no key and answered to this machine alone; from now on every request needs "
             "one, but /health, /ready and the page's own files. Give it to `laya` as LAYA_API_KEY."
         )
     return answer
+
+
+def _check_words(asked: AskedKey) -> None:
+    """Raises InvalidRequest that says what a name may hold, and which roles there are."""
+    if not _NAME.fullmatch(asked.name):
+        raise InvalidRequest(
+            f"'{asked.name}' is no name of a key: 1 to 64 letters, digits and . _ @ -, the first a letter or digit.",
+            param="name",
+        )
+    roles = get_args(KeyRole)
+    if asked.role is not None and asked.role not in roles:
+        raise InvalidRequest(f"There is no role '{asked.role}': the roles are {', '.join(roles)}.", param="role")
+
+
+def _unknown(name: str, known: Collection[str]) -> str:
+    close = nearest(name, known)
+    return f"No model here is called '{name}' now." + (f" Did you mean '{close}'?" if close else "")
 
 
 async def revoke(keys: LiveKeys, name: str, end_running: Callable[[Key], int] | None = None) -> dict[str, Any]:
@@ -106,8 +130,9 @@ def _moment(unix_s: float | None) -> str | None:
 class KeyDesk:
     """The handlers of /admin/keys."""
 
-    def __init__(self, keys: LiveKeys, requests: OwnRequests) -> None:
+    def __init__(self, keys: LiveKeys, requests: OwnRequests, fleet: Fleet) -> None:
         self._keys = keys
+        self._fleet = fleet
         self._requests = requests
 
     def routes(self) -> list[Route]:
@@ -136,7 +161,14 @@ class KeyDesk:
             asked = msgspec.json.decode(await small_body(request), type=AskedKey)
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"This describes no key: {error}.".replace("`", "'")) from None
-        return reply(await make(self._keys, asked), 201)
+        return reply(await make(self._keys, asked, await self._known() if asked.models else ()), 201)
+
+    async def _known(self) -> set[str]:
+        """Every name that a request may use."""
+        await self._fleet.refresh()
+        ids = {each.model_id for each in self._fleet.endpoints.values()}
+        aliases = {name for group in self._fleet.served() for name in self._fleet.aliases(group[0])}
+        return ids | aliases | {AUTO, *self._fleet.config.routing.pools}
 
     async def _revoke(self, request: Request) -> Response:
         """`?cancel=true`: what it runs ends too; otherwise that is finished."""

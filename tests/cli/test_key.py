@@ -80,8 +80,8 @@ def test_every_grant_is_kept_and_shown(laya: Laya) -> None:
         (("create", "kid", "--requests-per-minute", "5"), "`laya key create me` first"),
         (("create", "kid", "--tokens-per-minute", "5"), "`laya key create me` first"),
         (("create", "kid", "--expires", "30d"), "`laya key create me` first"),
-        (("create", "kid", "--role", "root"), "root"),
-        (("create", "a b"), "describes no key"),
+        (("create", "kid", "--role", "king"), "no role 'king': the roles are user, metrics, admin"),
+        (("create", "a b"), "'a b' is no name of a key: 1 to 64 letters, digits and . _ @ -"),
         (("create", "kid", "--max-concurrent", "0"), "max-concurrent"),
         (("create", "kid", "--expires", "soon"), "soon"),
         (("create", "kid", "--expires", "2020-01-01"), "past"),
@@ -93,6 +93,14 @@ def test_what_cannot_be_is_one_sentence(laya: Laya, argv: tuple[str, ...], words
     code, out, err = laya("key", *argv)
     assert (code, out) == (2, "")
     assert words in err and "Traceback" not in err
+
+
+def test_model_that_is_not_here_is_warned_of_with_the_nearest(laya: Laya) -> None:
+    laya("key", "create", "me")
+    code, _, err = laya("key", "create", "kid", "--models", "smolm2,auto,zzzzzz")
+    assert code == 0
+    assert "No model here is called 'smolm2' now. Did you mean 'smollm2'?" in err
+    assert "'zzzzzz' now." in err and "'auto'" not in err
 
 
 def test_last_admin_key_stays_while_there_are_others(laya: Laya) -> None:

@@ -280,6 +280,10 @@ async def test_admin_makes_a_key_that_is_shown_once(tmp_path: Path) -> None:
         asked = {"name": "kid", "models": ["stub"], "tokens_per_minute": 9000, "expires": "30d"}
         made = await gateway.ask(get_as("admin", "/admin/keys", "POST", asked))
         assert made.status == 201
+        assert "warnings" not in made.json
+        other = {"name": "other", "models": ["stubb"]}
+        warned = (await gateway.ask(get_as("admin", "/admin/keys", "POST", other))).json["warnings"]
+        assert warned == ["No model here is called 'stubb' now. Did you mean 'stub'?"]
         assert (made.json["role"], made.json["tokens_per_minute"], made.json["origin"]) == ("user", 9000, "store")
         key = made.json["key"]
         assert (await gateway.ask(request(CHAT, key=key))).status == 200
