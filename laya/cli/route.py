@@ -7,7 +7,7 @@ has just started: every engine ready and none busy. Results go to stdout; faults
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +22,7 @@ from laya.cli.output import print_json, print_table, shown
 from laya.config import Config, load_config
 from laya.config.check_routing import targets
 from laya.errors import ConfigError, ModelNotPulled, NoServer
+from laya.gateway.heads import PRIORITY
 from laya.models import home_path, resolve
 from laya.routing import Explanation, RequestRouter, prefix_blocks
 from laya.routing.rules import RequestFacts, Rules
@@ -42,7 +43,9 @@ Model = Annotated[str, typer.Option("--model", "-m", help="The model that the re
 Header = Annotated[list[str] | None, typer.Option("--header", "-H", help="x-team: research; may be repeated.")]
 Key = Annotated[str | None, typer.Option("--key", help="Name of the API key.")]
 Kind = Annotated[str, typer.Option("--kind", help="chat, completion, embedding or rerank.")]
-PriorityName = Annotated[str, typer.Option("--priority", help="system, interactive, default or bulk.")]
+PriorityName = Annotated[
+    str | None, typer.Option("--priority", help="system, interactive, default or bulk; as its header says.")
+]
 Session = Annotated[str | None, typer.Option("--session", help="The session's id.")]
 Prompt = Annotated[str, typer.Option("--prompt", help="The prompt; its beginning counts.")]
 PromptTokens = Annotated[int | None, typer.Option("--prompt-tokens", min=0, help="Its length, instead of --prompt.")]
@@ -56,7 +59,7 @@ def explain(
     header: Header = None,
     key: Key = None,
     kind: Kind = "chat",
-    priority: PriorityName = "default",
+    priority: PriorityName = None,
     session: Session = None,
     prompt: Prompt = "",
     prompt_tokens: PromptTokens = None,
@@ -65,13 +68,14 @@ def explain(
 ) -> None:
     """Say which rule takes a request, which engines could serve it, and which one does, and why."""
     config = load_config(config_file, os.environ)
+    headers = dict(_header(text) for text in header or [])
     facts = RequestFacts(
         model=model,
         kind=EndpointKind[_one_of("--kind", kind, [kind.name.lower() for kind in EndpointKind]).upper()],
-        headers=dict(_header(text) for text in header or []),
+        headers=headers,
         key=key,
         prompt_tokens=len(prompt) // _BYTES_PER_TOKEN if prompt_tokens is None else prompt_tokens,
-        priority=next(known for known in _PRIORITIES if known == _one_of("--priority", priority, _PRIORITIES)),
+        priority=_priority(priority, headers),
         session=session,
     )
     told = None if config_file else _ask_server(facts, prompt)
@@ -124,6 +128,14 @@ def _header(text: str) -> tuple[str, str]:
     if not separator or not name.strip():
         raise ConfigError(f"--header {text}: expected a name and a value, such as 'x-team: research'", param="--header")
     return name.strip().lower(), value.strip()
+
+
+def _priority(option: str | None, headers: Mapping[str, str]) -> Priority:
+    """What the option says, else the header that says it to a server."""
+    name, said = ("--priority", option) if option is not None else (f"--header {PRIORITY}:", headers.get(PRIORITY))
+    if said is None:
+        return "default"
+    return next(known for known in _PRIORITIES if known == _one_of(name, said, _PRIORITIES))
 
 
 def _one_of(option: str, value: str, known: Any) -> str:

@@ -127,7 +127,10 @@ class Exchange(Answering):
             elif name == b"x-session-id":
                 self.header_session = value.decode("latin-1")
             elif name == b"x-laya-priority":
-                self.priority = priority_of(value.decode("latin-1"))
+                try:
+                    self.priority = priority_of(value.decode("latin-1"))
+                except LayaError as error:
+                    self.early_error = self.early_error or error
             elif name == b"x-request-id" and 0 < len(value) <= REQUEST_ID_LIMIT_BYTES:
                 self.request_id = value
             elif name == b"expect" and value.lower() == b"100-continue":

@@ -12,7 +12,7 @@ import msgspec
 
 from laya.errors import InvalidRequest, nearest
 from laya.gateway.fields import whole_number
-from laya.gateway.heads import priority_of
+from laya.gateway.heads import PRIORITY, priority_of
 from laya.routing import Explanation, prefix_blocks
 from laya.routing.rules import RequestFacts, Rules
 from laya.routing.told import Told, tell
@@ -34,13 +34,14 @@ def explain_live(fleet: Fleet, query: Mapping[str, str], headers: Sequence[str])
     if not query.get("model"):
         raise InvalidRequest(f"'model' is missing. This server has: {fleet.names_text()}.", param="model")
     rules, prompt = Rules(fleet.config.routing), query.get("prompt", "")
+    said = dict(_header(text) for text in headers)
     facts = RequestFacts(
         model=query["model"],
         kind=_kind(query.get("kind", "chat")),
-        headers=dict(_header(text) for text in headers),
+        headers=said,
         key=query.get("key"),
         prompt_tokens=_count(query.get("prompt_tokens", str(len(prompt) // BYTES_PER_TOKEN))),
-        priority=priority_of(query.get("priority")),
+        priority=priority_of(query.get("priority", said.get(PRIORITY))),
         session=query.get("session"),
     )
     for name in rules.decide(facts).models:

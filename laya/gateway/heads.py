@@ -7,6 +7,7 @@ import os
 from typing import TypeAlias, cast, get_args
 from urllib.parse import quote
 
+from laya.errors import InvalidRequest
 from laya.types import EndpointKind, Priority
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -38,8 +39,13 @@ def hot_kind(method: bytes, target: bytes) -> EndpointKind | None:
 
 
 def priority_of(said: str | None) -> Priority:
-    """The priority that a header names, or "default"."""
-    return cast(Priority, said) if said in get_args(Priority) else "default"
+    """The priority that a header names; without one "default". Raises InvalidRequest for a word that is none."""
+    if said is None:
+        return "default"
+    if said not in get_args(Priority):
+        known = " or ".join(get_args(Priority))
+        raise InvalidRequest(f"'{PRIORITY}' is '{said[:40]}': expected {known}.", param=PRIORITY)
+    return cast(Priority, said)
 
 
 def origin_lines(model_id: str, name: str) -> bytes:

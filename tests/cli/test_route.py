@@ -59,6 +59,15 @@ def test_json_tells_the_same(config: Path, capsys: pytest.CaptureFixture[str]) -
     assert [candidate["name"] for candidate in told["tried"][0]["candidates"]] == ["smollm2-135m"]
 
 
+@pytest.mark.parametrize("words", [["--priority", "bulk"], ["--header", "X-Laya-Priority: bulk"]])
+def test_priority_is_that_of_the_option_or_the_header(
+    config: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    config.write_text(CONFIG + "    - {model: x, priority: bulk, to: qwen3-8b}\n")
+    assert explain("--model", "x", *words) == 0
+    assert "rule      rule 3: takes it" in capsys.readouterr().out
+
+
 def test_request_without_a_rule_goes_to_its_model(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert explain("--model", "qwen3-14b") == 0
     out = capsys.readouterr().out
@@ -73,11 +82,10 @@ def test_request_without_a_rule_goes_to_its_model(config: Path, capsys: pytest.C
         (["--model", "auto", "--header", "x-team"], "--header x-team: expected a name and a value"),
         (["--model", "auto", "--kind", "chats"], "--kind chats: expected chat or completion"),
         (["--model", "auto", "--priority", "high"], "--priority high: expected system or interactive"),
+        (["--model", "auto", "-H", "x-laya-priority: high"], "--header x-laya-priority: high: expected system or"),
     ],
 )
-def test_faults_are_sentences(
-    config: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_faults_are_sentences(config: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     assert explain(*words) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 

@@ -57,7 +57,7 @@ async def test_rules_choose_the_model_and_the_engine_hears_its_own_name(
 
 async def test_auto_that_no_rule_takes_says_so(tmp_path: Path) -> None:
     async with front(tmp_path, routing=ROUTING) as gate:
-        for data in (asks("auto"), asks("auto", "x-team: sales"), asks("auto", "x-laya-priority: low")):
+        for data in (asks("auto"), asks("auto", "x-team: sales"), asks("auto", "x-laya-priority: system")):
             answer = await gate.ask(data)
             assert answer.status == 400 and "auto" in answer.error["message"]
         long = [{"role": "user", "content": "x" * 600}]
@@ -71,3 +71,13 @@ async def test_pools_need_no_rules_and_may_be_named_in_the_header(tmp_path: Path
         assert (await gate.ask(asks("small"))).status == 200
         assert (await gate.ask(asks("whatever", "x-laya-model: small"))).status == 200
         assert models_asked(gate) == ["stub", "stub"]
+
+
+async def test_priority_that_is_none_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    async with front(tmp_path) as gate:
+        answer = await gate.ask(asks("stub", "x-laya-priority: low"))
+        assert answer.status == 400
+        assert answer.error["message"] == (
+            "'x-laya-priority' is 'low': expected system or interactive or default or bulk."
+        )
+        assert (await gate.ask(asks("stub", "x-laya-priority: bulk"))).status == 200
