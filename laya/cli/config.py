@@ -34,12 +34,19 @@ from laya.models import home_path, resolve
 config_app = typer.Typer(help="Check, show and write config.yaml.", no_args_is_help=True)
 
 File = Annotated[Path | None, typer.Argument(help="The file; default: the one `laya serve` would use.")]
+Named = Annotated[Path | None, typer.Option("--config", help="The same, as the other verbs take it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @config_app.command()
-def check(file: File = None, as_json: Json = False) -> None:
+def check(file: File = None, config: Named = None, as_json: Json = False) -> None:
     """Say whether the configuration is right, or what is wrong in which line."""
+    if file and config:
+        raise ConfigError(f"{file} and --config {config}: one file at a time is checked", param="config")
+    _check(file or config, as_json)
+
+
+def _check(file: Path | None, as_json: bool) -> None:
     try:
         document, config, warnings = checked(file)
     except ConfigError as error:

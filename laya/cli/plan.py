@@ -52,8 +52,8 @@ ForVllm = Annotated[bool, typer.Option("--vllm", help="As vLLM would run it, on 
 # Parameters that are settings: their flags are read by the same code as those of `laya serve`.
 SETTINGS = frozenset(
     (
-        "max_seq_len", "max_num_seqs", "kv_cache_dtype", "kv_pool_tokens", "prompt_cache", "task", "n_threads",
-        "mmproj", "draft", "max_model_len", "ctx_size", "parallel", "cache_type_k", "cache_type_v",
+        "max_seq_len", "max_num_seqs", "kv_cache_dtype", "kv_pool_tokens", "prompt_cache", "task", "memory_limit",
+        "n_threads", "mmproj", "draft", "max_model_len", "ctx_size", "parallel", "cache_type_k", "cache_type_v",
     )
 )  # fmt: skip
 
@@ -67,6 +67,7 @@ def plan(
     kv_pool_tokens: Annotated[str | None, _setting("--kv-pool-tokens", help="Tokens all sequences share.")] = None,
     prompt_cache: Annotated[str | None, _setting("--prompt-cache", help="RAM for old prompts, 256MiB or auto.")] = None,
     task: Annotated[str | None, _setting("--task", help="chat, embed or rerank.")] = None,
+    memory_limit: Annotated[str | None, _setting("--memory-limit", help="RAM this model may use, e.g. 4GiB.")] = None,
     memory_budget: Budgeted = None,
     gpu_memory: Cards = None,
     memory: FreeMemory = None,
@@ -110,7 +111,8 @@ def plan(
     kv_type = said.pop("kv_cache_dtype", None) if vllm else None  # vLLM has types of its own
     words = [word for name, value in said.items() for word in (f"--{name.replace('_', '-')}", value)]
     foreign = [] if vllm else flags.words()
-    settings = parse_engine_flags([*words, *([] if mmap else ["--no-mmap"]), *foreign, *context.args])
+    own = [name for option in context.command.params for name in option.opts]
+    settings = parse_engine_flags([*words, *([] if mmap else ["--no-mmap"]), *foreign, *context.args], own)
     raise typer.Exit(_answer(asked, settings, kv_type))
 
 

@@ -5,7 +5,7 @@ Verbs declare the flags that are theirs and hand every other word of the command
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -85,9 +85,10 @@ REFUSED: Mapping[str, str] = (
 )
 
 
-def parse_engine_flags(argv: list[str]) -> dict[str, Any]:
+def parse_engine_flags(argv: list[str], beside: Sequence[str] = ()) -> dict[str, Any]:
     """Settings, as `with_settings` takes them, from words such as `--max-model-len 4096 -np 2`.
 
+    beside: other flags of the command, which may have been meant by a word that is none.
     Raises ConfigError naming the flag: unknown (with the nearest), without its value, or with one that is not right.
     """
     written: dict[str, Any] = {}
@@ -95,7 +96,7 @@ def parse_engine_flags(argv: list[str]) -> dict[str, Any]:
     words = list(argv)
     while words:
         name, separator, attached = words.pop(0).partition("=")
-        flag = _flag(name)
+        flag = _flag(name, beside)
         value = _value(name, flag, attached if separator else None, words)
         _put(written, flag.key, value)
         spelled[tuple(flag.key.split("."))] = name
@@ -105,7 +106,7 @@ def parse_engine_flags(argv: list[str]) -> dict[str, Any]:
     return {name: msgspec.to_builtins(getattr(settings, name)) for name in written}
 
 
-def _flag(name: str) -> Flag:
+def _flag(name: str, beside: Sequence[str]) -> Flag:
     if name in FLAGS:
         return FLAGS[name]
     if name in REFUSED:
@@ -113,7 +114,7 @@ def _flag(name: str) -> Flag:
     if not name.startswith("-"):
         raise ConfigError(f"{name}: expected a flag here, such as --max-seq-len 8192", param=name)
     plain = name.replace("_", "-")
-    close = plain if plain in FLAGS else nearest(plain, [flag for flag in FLAGS if flag.startswith("--")])
+    close = plain if plain in FLAGS else nearest(plain, [flag for flag in (*beside, *FLAGS) if flag.startswith("--")])
     hint = f"Did you mean {close}?" if close else "Any other flag of the engine goes under `args:` in config.yaml."
     raise ConfigError(f"{name} is not a flag here. {hint}", param=name)
 

@@ -35,6 +35,14 @@ def test_check_says_ok_with_and_without_a_file() -> None:
     assert json.loads(runner.invoke(config_app, ["check", "--json"]).stdout)["models"] == ["a"]
 
 
+def test_check_takes_its_file_as_the_other_verbs_do() -> None:
+    Path("other.yaml").write_text("n_threads: 2\n")
+    assert runner.invoke(config_app, ["check", "--config", "other.yaml"]).stdout == "ok: other.yaml, 0 models\n"
+    result = runner.invoke(config_app, ["check", "other.yaml", "--config", "other.yaml"])
+    assert isinstance(result.exception, ConfigError)
+    assert "one file at a time" in result.exception.message
+
+
 def test_check_of_a_wrong_file_is_exit_code_2() -> None:
     Path("wrong.yaml").write_text("max_seq_len: many")
     result = runner.invoke(config_app, ["check", "wrong.yaml"])

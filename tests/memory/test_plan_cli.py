@@ -13,6 +13,7 @@ import pytest
 from machine_rates import rates_with
 from small_gguf import MakeGguf
 
+from laya.cli.main import main
 from laya.engines.log import EngineLog
 from laya.engines.process import EngineProcess
 from laya.engines.settings import EngineSettings
@@ -272,6 +273,13 @@ def test_speed_is_told_where_it_was_measured(laya_plan: Any, make_gguf: MakeGguf
     assert json.loads(laya_plan(make_gguf(), "--json")[1])["speed"]["estimate"] is None
 
 
+def test_every_setting_with_help_is_in_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    assert "--memory-limit" in capsys.readouterr().out
+
+
 def test_weights_rule_says_by_how_much_it_is_wrong(laya_plan: Any, make_gguf: MakeGguf) -> None:
     code, text = laya_plan(make_gguf(), "--max-seq-len", 32768, "--max-num-seqs", 8)
     assert code == 0
@@ -285,6 +293,8 @@ def test_weights_rule_says_by_how_much_it_is_wrong(laya_plan: Any, make_gguf: Ma
     [
         (("smolm2",), "smollm2"),
         (("--table",), "laya plan MODEL --table"),
+        (("smollm2", "--tabel"), "Did you mean --table?"),
+        (("smollm2", "--max-seq-lenn", "5"), "Did you mean --max-seq-len?"),
         (("--params", "none.json"), "none.json"),
         (("--params", "x.yaml"), "JSON is malformed"),
         (("--params", "x.yaml", "smollm2"), "leave out 'smollm2'"),
