@@ -242,14 +242,18 @@ class EngineOutOfMemory(EngineFailed):
 
     code, type, http_status, exit_code = "engine_out_of_memory", "invalid_request_error", 422, 3
 
-    def __init__(self, model_id: str, limit_bytes: int, peak_bytes: int) -> None:
+    def __init__(
+        self, model_id: str, limit_bytes: int, peak_bytes: int, suggestions: Sequence[str] = (), advice: str = ""
+    ) -> None:
+        """suggestions: flags with which it was planned to fit. advice: the same as sentences."""
         super().__init__(
             f"The engine of '{model_id}' was stopped at its memory limit of {limit_bytes / 2**20:.1f} MiB "
             f"({limit_bytes} bytes): it held {peak_bytes} bytes and asked for more. "
-            "Lower max_seq_len or max_num_seqs, or take a smaller model.",
+            + (advice or "Lower max_seq_len or max_num_seqs, or take a smaller model."),
             param="model",
             limit_bytes=limit_bytes,
             peak_bytes=peak_bytes,
+            suggestions=list(suggestions),
         )
 
     def headers(self) -> dict[str, str]:

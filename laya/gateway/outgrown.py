@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from laya.engines.hooks import Ending
 from laya.errors import EngineOutOfMemory
+from laya.memory import what_fits
 from laya.types import Plan
 
 HITS_ENOUGH = 2  # the second engine had what was learned of the first
@@ -40,7 +41,8 @@ class Outgrown:
         n_hits = self._n_hits[name] = self._n_hits.get(name, 0) + 1
         if n_hits >= HITS_ENOUGH or not plan.fits:
             self._anyway.discard(name)
-            self._refusals[name] = EngineOutOfMemory(name, hit.limit_bytes, hit.peak_bytes)
+            flags = [suggestion.flags for suggestion in plan.suggestions]
+            self._refusals[name] = EngineOutOfMemory(name, hit.limit_bytes, hit.peak_bytes, flags, what_fits(plan))
 
     def forgive(self, name: str) -> None:
         """A person asks for it: it is tried again."""

@@ -12,7 +12,7 @@ import msgspec
 
 from laya.errors import BadModelFile, InsufficientMemory
 from laya.memory.admission import Admission
-from laya.memory.advice import how_to_set
+from laya.memory.advice import what_fits
 from laya.memory.cgroup import mounts
 from laya.memory.correction import NOTHING_LEARNED, Correction
 from laya.memory.engine_facts import LLAMA_SERVER, EngineFacts, built_in_engine
@@ -60,7 +60,6 @@ __all__ = [
     "VllmSettings",
     "ceiling_bytes",
     "facts_of_hf",
-    "how_to_set",
     "mounts",
     "plan_before_download",
     "plan_file",
@@ -71,6 +70,7 @@ __all__ = [
     "read_header",
     "refusal",
     "size_text",
+    "what_fits",
 ]
 
 
@@ -136,8 +136,7 @@ def refusal(plan: Plan, budget: Budget, models: Sequence[str] = ()) -> Insuffici
         f"tokens; {size_text(available_bytes)} may be used ({limit})."
     ]
     if plan.suggestions:
-        words.append("What fits: " + "; ".join(suggestion.flags for suggestion in plan.suggestions) + ".")
-        words.append(f"The first, set: {how_to_set(plan.model, plan.suggestions[0].flags)}.")
+        words.append(what_fits(plan))
     else:
         own = f" --memory-limit {flag_text(available_bytes)}" if limit == MEMORY_LIMIT else ""
         own += f" --memory-budget {flag_text(budget.total_bytes)}" if budget.is_users and budget.total_bytes else ""

@@ -11,7 +11,7 @@ from laya.memory.machine import Budget
 from laya.memory.placement import CPU
 from laya.memory.planner import Choice, Model, decide, kv_types_for, need_bytes, price
 from laya.memory.sizes import flag_text, size_text
-from laya.types import GIB, MIB, AskedSettings, Suggestion
+from laya.types import GIB, MIB, AskedSettings, Plan, Suggestion
 
 MAX_SUGGESTIONS = 4
 SHORTEST_TOKENS = 256
@@ -192,6 +192,14 @@ def card_text(n_bytes: float) -> str:
     """The smallest card of those sold that has so many bytes, in words."""
     sold = next((size for size in CARD_GIB if size * GIB >= n_bytes), None)
     return f"a {sold} GB card" if sold else f"more than one card of {CARD_GIB[-1]} GB"
+
+
+def what_fits(plan: Plan) -> str:
+    """The suggestions of a plan as sentences; empty where there are none."""
+    if not plan.suggestions:
+        return ""
+    first, flags = plan.suggestions[0].flags, "; ".join(suggestion.flags for suggestion in plan.suggestions)
+    return f"What fits: {flags}. The first, set: {how_to_set(plan.model, first)}."
 
 
 def how_to_set(model_id: str, flags: str) -> str:
