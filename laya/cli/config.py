@@ -18,7 +18,7 @@ import yaml
 from laya.cli.kept_keys import n_kept_keys
 from laya.cli.output import printable
 from laya.config.check_routing import targets
-from laya.config.document import Document, read_document
+from laya.config.document import Document, KeyPath, dotted, read_document
 from laya.config.effective import effective
 from laya.config.hosts import is_loopback
 from laya.config.keys import MIN_KEY_CHARS, hash_key, new_key
@@ -143,16 +143,16 @@ def _check_address(config: Config) -> None:
 def _check_models(config: Config, document: Document | None) -> list[str]:
     """A warning for each model that is not pulled yet. Raises ConfigError for one that names nothing, or is broken."""
     warnings = []
-    aliases = {alias for entry in config.models.values() for alias in entry.aliases}
-    led_to = sorted(targets(config.routing) - set(config.models) - aliases)
-    for name in [*config.models, *led_to]:
-        where = ("models", name) if name in config.models else ("routing", name)
+    aliases = {alias: model_id for model_id, entry in config.models.items() for alias in entry.aliases}
+    places: dict[str, KeyPath] = {name: ("models", name) for name in config.models}
+    places |= {name: path for name, path in targets(config.routing).items() if name not in places | aliases}
+    for name, where in places.items():
         try:
             resolve(config.for_model(name).source or name, models_dir=Path(config.models_dir), home=home_path())
         except ModelNotPulled as error:
-            warnings.append(f"{'.'.join(where)}: {error.message}")
+            warnings.append(f"{dotted(where)}: {error.message}")
         except LayaError as error:
-            message = f"{'.'.join(where)}: {error.message}"
+            message = f"{dotted(where)}: {error.message}"
             raise (document.error(where, message) if document else ConfigError(message)) from None
     return warnings
 

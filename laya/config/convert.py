@@ -134,9 +134,13 @@ def _check_size(annotation: Any, value: Any) -> None:
 
 def _unit(info: inspect.Type) -> str | None:
     """The unit a key's type, or a member of its union, is marked with."""
+    return _mark(info, "unit")
+
+
+def _mark(info: inspect.Type, name: str) -> str | None:
     for kind in (info, *_alternatives(info)):
-        if isinstance(kind, inspect.Metadata) and kind.extra:
-            return str(kind.extra["unit"])
+        if isinstance(kind, inspect.Metadata) and kind.extra and name in kind.extra:
+            return str(kind.extra[name])
     return None
 
 
@@ -176,7 +180,8 @@ def describe(annotation: Any) -> str:
     info = inspect.type_info(annotation)
     unit = _unit(info)
     kinds = _alternatives(info)
-    return _UNIT_WORDS[unit] if unit else " or ".join(_describe(_bare(kind)) for kind in kinds)
+    words = _UNIT_WORDS[unit] if unit else _mark(info, "words")
+    return words or " or ".join(_describe(_bare(kind)) for kind in kinds)
 
 
 def _describe(kind: inspect.Type) -> str:

@@ -37,7 +37,10 @@ class RouteRule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen
     to: Annotated[str, Meta(description="The model or pool that serves the request.")] = ""
     split: Annotated[
         dict[str, Percent],
-        Meta(description="Instead of `to`: models or pools and percentages, 100 in all. A session keeps its own."),
+        Meta(
+            description="Instead of `to`: models or pools and percentages, 100 in all. A session keeps its own.",
+            extra={"words": "models or pools with whole percentages that add up to 100"},
+        ),
     ] = {}
     fallbacks: Annotated[
         list[str], Meta(description="Models or pools to try in this order where `to` has no engine for the request.")

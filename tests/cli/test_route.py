@@ -91,8 +91,8 @@ def test_faults_are_sentences(config: Path, capsys: pytest.CaptureFixture[str], 
 
 
 def test_config_check_knows_what_rules_lead_to(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config.write_text("routing: {rules: [{model: x, to: qwen3-8c}]}")
+    config.write_text("routing:\n  rules:\n  - model: x\n    to: qwen3-8c\n")
     with pytest.raises(SystemExit) as end:
         main(["config", "check", str(config)])
     assert end.value.code == 2
-    assert "config.yaml:1: routing.qwen3-8c: The model 'qwen3-8c' does not exist" in capsys.readouterr().err
+    assert "config.yaml:4: routing.rules.0.to: The model 'qwen3-8c' does not exist" in capsys.readouterr().err

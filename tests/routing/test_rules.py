@@ -96,8 +96,18 @@ def test_verdicts_say_what_each_rule_misses(tmp_path: Path) -> None:
         ("rules: [{to: a, split: {b: 100}}]", "both are here"),
         ("rules: [{split: {a: 60, b: 30}}]", "the percentages are 90 together, not 100"),
         ("rules: [{model: x, to: auto}]", "auto is what the rules decide"),
-        ("rules: [{to: a}, {model: x, to: b}]", r"routing.rules.1: never reached, since rule 1 takes every request"),
+        ("rules: [{to: a}, {model: x, to: b}]", "rules.1: rule 2 is never reached, since rule 1 takes every request"),
         ("rules: [{name: n, model: x, to: a}, {name: n, to: b}]", "two rules are named n"),
+        ("rules: [{model: '*', to: b}, {name: n, model: auto, to: a}]", "rules.1: n is never reached, since rule 1"),
+        ("rules: [{headers: {X-T: 'a*'}, kind: [chat, rerank], to: b}, {headers: {x-t: ab}, kind: chat, to: a}]",
+         "rule 2 is never reached, since rule 1"),
+        ("rules: [{model: x, to: a, fallbacks: [b, a]}]", "rules.0.fallbacks: a is what rule 1 leads to already"),
+        ("rules: [{model: x, to: small, fallbacks: [smollm2-135m]}]", "smollm2-135m is what rule 1 leads to already"),
+        ("rules: [{model: x, to: a, fallbacks: [b, b]}]", "rules.0.fallbacks: b is in it twice"),
+        ("rules: [{headers: {'x team': a}, to: a}]", "rules.0.headers: no header can be named 'x team'"),
+        ("pools: {p: [a, b, a]}", "routing.pools.p: a is in it twice"),
+        ("rules: [{split: {a: 150, b: -50}}]", "split: expected models or pools with whole percentages that add"),
+        ("rules: [{split: {a: 33.3, b: 66.7}}]", "whole percentages that add up to 100, got"),
         ("rules: [{key: lapto, to: a}]", "no key is named lapto here; did you mean laptop"),
         ("rules: [{min_prompt_tokens: 9, max_prompt_tokens: 8, to: a}]", "no prompt has 9 tokens at least"),
         ("rules: [{headers: {x-team: ''}, to: a}]", "expected a name and a value"),
@@ -114,6 +124,21 @@ def test_config_refuses_rules_that_cannot_do_what_they_say(tmp_path: Path, routi
     with pytest.raises(ConfigError, match=message) as fault:
         rules_of(tmp_path, CONFIG.split("routing:")[0] + f"routing:\n  {routing}\n")
     assert "config.yaml:" in fault.value.message
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "{model: 'a?', to: b}, {model: 'a*', to: c}",
+        "{model: auto, to: b}, {to: c}",
+        "{model: [a, b], to: b}, {model: [b, c], to: c}",
+        "{headers: {x-t: a}, to: b}, {headers: {x-t: 'a*'}, to: c}",
+        "{max_prompt_tokens: 9, to: b}, {min_prompt_tokens: 5, to: c}",
+        "{priority: bulk, to: b}, {priority: [bulk, default], to: c}",
+    ],
+)
+def test_rule_that_takes_something_of_its_own_may_follow(tmp_path: Path, rules: str) -> None:
+    assert rules_of(tmp_path, f"routing: {{rules: [{rules}]}}")
 
 
 def test_auto_is_no_models_name_where_there_are_rules(tmp_path: Path) -> None:
