@@ -78,12 +78,13 @@ def _check_words(asked: AskedKey) -> None:
     """Raises InvalidRequest that says what a name may hold, and which roles there are."""
     if not _NAME.fullmatch(asked.name):
         raise InvalidRequest(
-            f"'{asked.name}' is no name of a key: 1 to 64 letters, digits and . _ @ -, the first a letter or digit.",
+            f"'{asked.name[:64]}' is no name of a key: 1 to 64 letters, digits and . _ @ -, "
+            "the first a letter or digit.",
             param="name",
         )
     roles = get_args(KeyRole)
     if asked.role is not None and asked.role not in roles:
-        raise InvalidRequest(f"There is no role '{asked.role}': the roles are {', '.join(roles)}.", param="role")
+        raise InvalidRequest(f"There is no role '{asked.role[:64]}': the roles are {', '.join(roles)}.", param="role")
 
 
 def _unknown(name: str, known: Collection[str]) -> str:

@@ -137,6 +137,7 @@ def test_load_of_what_does_not_fit_ends_with_3_and_the_figures(laya: Laya) -> No
     code, out, err = laya("load", "giant")
     assert (code, out) == (3, "")
     assert "'giant' needs" in err and "may be used (memory.budget). What fits: --" in err
+    assert "`laya serve --" in err and "in config.yaml" in err
 
 
 def test_unknown_model_ends_with_2_and_the_nearest(laya: Laya) -> None:
