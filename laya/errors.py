@@ -101,6 +101,8 @@ class ModelNotFound(NotFound):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         close = nearest(name, known)
         hint = f" Did you mean '{close}'?" if close else " `laya list` shows what there is."
+        if name == "auto":
+            hint = " `auto` needs `routing.rules` in config.yaml, which choose a model for it."
         super().__init__(f"The model '{name}' does not exist.{hint}", param="model", nearest=close)
 
 

@@ -90,6 +90,12 @@ def test_faults_are_sentences(config: Path, capsys: pytest.CaptureFixture[str], 
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_auto_without_rules_says_what_it_needs(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text("version: 1")
+    assert explain("--model", "auto") == 2
+    assert "`auto` needs `routing.rules` in config.yaml" in " ".join(capsys.readouterr().err.split())
+
+
 def test_config_check_knows_what_rules_lead_to(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text("routing:\n  rules:\n  - model: x\n    to: qwen3-8c\n")
     with pytest.raises(SystemExit) as end:
