@@ -5,7 +5,7 @@ The handlers are `desk.py`'s.
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -28,7 +28,6 @@ from laya.gateway.own import OwnRequests
 from laya.gateway.page import page_files, page_routes
 from laya.gateway.roles import KEY, may_reach, out_of_reach
 
-logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
 _OPEN_PATHS = frozenset({"/", "/health", "/ready", *page_files()})
@@ -54,21 +53,30 @@ class Guard:
             scope["headers"] = [*headers, (b"x-request-id", request_id)]  # the same one for what a handler asks for
         scope["headers"] = with_bearer(scope["headers"])
 
+        has_begun = False
+
         async def send_with_id(message: MutableMapping[str, Any]) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
             await send(message)
 
+        try:
+            await self._answer(scope, receive, send_with_id)
+        except (Exception, asyncio.CancelledError):  # uvicorn logs it, but would not answer in an API's words
+            if not has_begun:
+                await answer_error(_own_fault(), scope["path"])(scope, receive, send_with_id)
+            raise
+
+    async def _answer(self, scope: Scope, receive: Any, send: Any) -> None:
         app: Any = self._app
         if scope["path"] not in _OPEN_PATHS:
             try:
                 self._check(scope)
             except LayaError as error:
                 app = answer_error(error, scope["path"])
-            except Exception:  # nothing above it answers in an API's words
-                logger.exception("%s could not be checked", scope["path"])
-                app = answer_error(_own_fault(), scope["path"])
-        await app(scope, receive, send_with_id)
+        await app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         """The key, and whether its role reaches this path; where nothing is, the answer says that instead."""

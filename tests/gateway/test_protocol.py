@@ -654,6 +654,17 @@ async def test_fault_beside_the_hot_path_is_told_in_the_words_of_its_api(
         assert "ZeroDivisionError" in caplog.text
 
 
+async def test_work_that_was_cancelled_under_a_handler_is_told_as_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    async with front(tmp_path) as gate:
+        monkeypatch.setattr(gate.gateway.fleet, "refresh", cancelled)
+        assert_error(await gate.ask(request(None, "/v1/models", method="GET")), 500, "internal_error")
+
+
 async def test_fault_in_reading_a_head_is_a_500_and_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
