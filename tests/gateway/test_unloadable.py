@@ -13,7 +13,7 @@ import pytest
 
 from laya.bench.stub_gateway import stub_plan
 from laya.config.routing import RoutingConfig
-from laya.errors import LayaError
+from laya.errors import BadModelFile
 from laya.gateway.unloadable import PASSED_OVER_S
 from laya.types import EngineAddress, ModelFile
 
@@ -34,10 +34,6 @@ ROUTING = msgspec.convert(
 )
 
 
-class Broken(LayaError):
-    code, http_status = "bad_model_file", 422
-
-
 @asynccontextmanager
 async def broken_front(home: Path) -> AsyncIterator[tuple[Front, list[str]]]:
     """Beside 'stub' a model 'broken'; and the loads of it that were tried."""
@@ -52,7 +48,7 @@ async def broken_front(home: Path) -> AsyncIterator[tuple[Front, list[str]]]:
                 return await ready(name)
             loads.append(name)
             await asyncio.sleep(0)
-            raise Broken("The file is cut short.")
+            raise BadModelFile("The file is cut short.")
 
         gate.supervisor.ensure_ready = ensure_ready  # type: ignore[method-assign, assignment]
         yield gate, loads
