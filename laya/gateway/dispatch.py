@@ -59,8 +59,8 @@ class Dispatcher:
         self.crash_error: Callable[[str, str], LayaError] = broke_off  # (model, reason); the guard knows better
         self.streams = Pump(self.outbox)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.settled: Callable[[Exchange], None] = lambda exchange: None  # who counts what was used
         self.keeps_said = 0  # bytes of each body, for the request log
+        self.settled: Callable[[Exchange], None] = lambda exchange: None  # who counts what was used
         self.retries = Retries(self)
         self.sending = Sending(self)
         self.send_again = self.sending.send_again
@@ -92,9 +92,9 @@ class Dispatcher:
         exchange.read_s = time.monotonic()
         try:
             parsed = exchange.parsed = parse(exchange.kind, exchange.body)  # 1 parse
-            exchange.body = b""  # `parsed` has it
             if self.keeps_said:
                 exchange.said = bytes(exchange.body[: self.keeps_said])
+            exchange.body = b""  # `parsed` has it
             if exchange.account is None:  # 2 route
                 endpoint = exchange.endpoint = self._route(exchange, parsed)
             else:

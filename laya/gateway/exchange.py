@@ -232,8 +232,8 @@ class Exchange(Answering):
             self.read_taken()
         if isinstance(error, _FAULTS_OF_ENGINES) and self.dispatcher.retries.failed(self):
             return
-        outcome: Outcome = "failed" if isinstance(error, _FAULTS_OF_OURS) or error.http_status == 500 else "refused"
         self.fault = error
+        outcome: Outcome = "failed" if isinstance(error, _FAULTS_OF_OURS) or error.http_status == 500 else "refused"
         if isinstance(error, RequestCancelled):
             outcome = "cancelled"
         if not self.head_sent:
