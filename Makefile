@@ -63,7 +63,7 @@ test-native-sanitize:    ## the native core under ThreadSanitizer and AddressSan
 	  cmake -S . -B build/$$kind -DLAYA_NATIVE_TESTS=ON -DLAYA_SANITIZE=$$kind > build-$$kind.log 2>&1 \
 	    && cmake --build build/$$kind >> build-$$kind.log 2>&1 || { cat build-$$kind.log; exit 1; }; \
 	  rm -f build-$$kind.log; \
-	  for name in test_route_table test_route_promises test_plain test_stream; do build/$$kind/$$name || exit 1; done; \
+	  for name in test_route_table test_route_promises test_plain test_stream test_express; do build/$$kind/$$name || exit 1; done; \
 	done
 
 clean:           ## remove what was built (the models stay)

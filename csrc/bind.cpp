@@ -16,6 +16,7 @@
 #include "bench_route.hpp"
 #include "bind_bench.hpp"
 #include "bind_plain.hpp"
+#include "bind_express.hpp"
 #include "bind_stream.hpp"
 #include "route_table.hpp"
 
@@ -318,6 +319,7 @@ NB_MODULE(_core, module) {
                "n_requests"_a);
     bind_table(module);
     bind_plain(module);
+    bind_express(module);
     bind_stream(module);
     bind_bench(module);
 }

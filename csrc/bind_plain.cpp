@@ -34,12 +34,6 @@ nb::object read_request(const nb::bytes& data, std::size_t most_body_bytes) {
                           bytes_or_none(request.request_id), session);
 }
 
-// The lane with the table it routes by, which must live as long.
-struct HeldLane {
-    nb::object table;
-    laya::PlainLane lane;
-};
-
 void construct_lane(HeldLane* self, nb::object table) {
     new (self) HeldLane{table, laya::PlainLane(nb::cast<laya::RouteTable&>(table))};
 }

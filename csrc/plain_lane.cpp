@@ -31,6 +31,11 @@ void PlainLane::close(std::uint32_t endpoint) {
     }
 }
 
+void PlainLane::drop(const PlainTaken& taken) {
+    table_.settle(taken.endpoint, 1, taken.routed_tokens);
+    table_.endpoint(taken.endpoint).dropped();  // the full way may go elsewhere: this was no trial
+}
+
 bool PlainLane::take(std::string_view data, std::size_t most_body_bytes, PlainTaken& out) {
     PlainBody body;
     if (!read_plain_request(data, most_body_bytes, out.request) || out.request.kind != CHAT ||
@@ -57,8 +62,7 @@ bool PlainLane::take(std::string_view data, std::size_t most_body_bytes, PlainTa
     const std::uint64_t prompt = bound + endpoint.template_bytes;
     if (!endpoint.is_open || endpoint.model != body.model() || prompt + max_tokens > endpoint.max_seq_len ||
         (body.stream() && !endpoint.takes_streams)) {
-        table_.settle(out.endpoint, 1, out.routed_tokens);
-        table_.endpoint(out.endpoint).dropped();  // the full way may go elsewhere: this was no trial
+        drop(out);
         return false;
     }
     out.promised_tokens = max_tokens == 0 ? endpoint.max_seq_len : prompt + max_tokens;

@@ -46,6 +46,11 @@ class PlainLane {
     // endpoint carries it in the route table.
     bool take(std::string_view data, std::size_t most_body_bytes, PlainTaken& out);
 
+    // It is answered.
+    void settle(std::uint32_t endpoint, std::uint64_t routed_tokens) { table_.settle(endpoint, 1, routed_tokens); }
+    // It goes another way after all.
+    void drop(const PlainTaken& taken);
+
   private:
     RouteTable& table_;
     std::vector<PlainEndpoint> endpoints_;

@@ -7,7 +7,7 @@ a user visits cannot reach it under a name of its own (DNS rebinding) or post to
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from hashlib import sha256
 from hmac import compare_digest
@@ -32,6 +32,7 @@ class KeyRing:
         # the last Authorization header that was right, and whose key it carried; never one that expires
         self._last_good = b""
         self._last_key: Key | None = None
+        self.on_replaced: Callable[[], None] = _ignore  # what was checked before may not be right any more
         self.replace(grants)
 
     def replace(self, grants: Iterable[KeyGrant]) -> None:
@@ -47,6 +48,7 @@ class KeyRing:
             keys[digest] = key
         self._keys = keys
         self._last_good, self._last_key = b"", None
+        self.on_replaced()
 
     @property
     def keys(self) -> list[Key]:
@@ -110,6 +112,10 @@ class KeyRing:
             host = origin
         if not is_loopback(host) and origin not in self.origins:
             raise Forbidden(f"Requests from the origin '{origin}' are not allowed (server.cors_origins).")
+
+
+def _ignore() -> None:
+    """Nobody minds."""
 
 
 def with_bearer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

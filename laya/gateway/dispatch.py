@@ -20,6 +20,7 @@ from laya.errors import (
 )
 from laya.gateway.body import ParsedBody
 from laya.gateway.heads import PRIORITY
+from laya.gateway.express import Express
 from laya.gateway.length import must_count, refuse_hopeless, settle_length
 from laya.gateway.outbox import Outbox
 from laya.gateway.plain import parse
@@ -58,6 +59,8 @@ class Dispatcher:
         self.rules = Rules(fleet.config.routing)
         self.crash_error: Callable[[str, str], LayaError] = broke_off  # (model, reason); the guard knows better
         self.streams = Pump(self.outbox)
+        self.express = Express(self)
+        keys.on_replaced = self.express.take_all
         self._tasks: set[asyncio.Task[None]] = set()
         self.keeps_said = 0  # bytes of each body, for the request log
         self.settled: Callable[[Exchange], None] = lambda exchange: None  # who counts what was used

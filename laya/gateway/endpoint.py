@@ -70,7 +70,9 @@ class Endpoint:
         self.is_troubled = False  # its engine failed a request and has not served one since
         self.failed_s = 0.0  # when it last did
         self.is_pumping = False  # its queue is being let in; each that ends meanwhile need not begin it again
-        self.live: set[Exchange] = set()
+        self._live: set[Exchange] = set()
+        self.n_express = 0  # requests that are with its engine by the express lane, and no exchange yet
+        self.recall: Callable[[Endpoint], None] = _ignore  # have those as exchanges, and its connections back
         self.template_bytes = 0
         self.passes_plain = False  # the engine may get a plain body as it came
         self.n_counting = 0  # requests whose tokens are being counted, before they are admitted or queued
@@ -91,7 +93,18 @@ class Endpoint:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.live or self.queue or self.n_counting)
+        return bool(self.is_running or self.queue or self.n_counting)
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._live or self.n_express)
+
+    @property
+    def live(self) -> set[Exchange]:
+        """What its engine has, for who looks at them."""
+        if self.n_express:
+            self.recall(self)
+        return self._live
 
     @property
     def is_serving(self) -> bool:
@@ -165,6 +178,7 @@ class Endpoint:
 
     def close(self) -> None:
         """The engine is gone; what still runs on it fails by its own broken connection."""
+        self.recall(self)
         if self.pool is not None:
             self.pool.close()
         if self._lane is not None:
@@ -173,7 +187,7 @@ class Endpoint:
 
     async def drained(self) -> None:
         """Return when no request is in flight; whoever waits for that sets the deadline."""
-        while self.live:
+        while self.is_running:
             await asyncio.sleep(DRAIN_LOOK_EVERY_S)
 
     # 3 admit
@@ -191,9 +205,7 @@ class Endpoint:
         if not admission.try_reserve(n_seqs, tokens):
             return False
         exchange.admission, exchange.reserved_seqs, exchange.reserved_tokens = admission, n_seqs, tokens
-        self.live.add(exchange)
-        if len(self.live) == 1:
-            self.on_busy(self)
+        self._add_live(exchange)
         return True
 
     def take_straight(self, exchange: Exchange, tokens: int) -> UpstreamConnection | None:
@@ -208,10 +220,39 @@ class Endpoint:
             admission.release(1, tokens)
             return None
         exchange.admission, exchange.reserved_seqs, exchange.reserved_tokens = admission, 1, tokens
-        self.live.add(exchange)
-        if len(self.live) == 1:
-            self.on_busy(self)
+        self._add_live(exchange)
         return connection
+
+    def _add_live(self, exchange: Exchange) -> None:
+        self._live.add(exchange)
+        if len(self._live) == 1 and not self.n_express:
+            self.on_busy(self)
+
+    # the express lane
+    def reserve_express(self, tokens: int) -> bool:
+        """Reserve a sequence for a request that is no exchange, where nobody waits."""
+        admission = self.admission
+        if self.queue or self.held_back is not None or admission is None or not admission.try_reserve(1, tokens):
+            return False
+        self.n_express += 1
+        if self.n_express == 1 and not self._live:
+            self.on_busy(self)
+        return True
+
+    def end_express(self, tokens: int, sent_s: float, answered_s: float) -> None:
+        """Such a request was served; whoever ends several says so to `on_busy` after all of them."""
+        assert self.admission is not None
+        self.admission.release(1, tokens)
+        self.n_express -= 1
+        self.last_used_s = answered_s
+        self.mean_service_s += _SMOOTHING * (answered_s - sent_s - self.mean_service_s)
+
+    def make_live(self, exchange: Exchange, tokens: int) -> None:
+        """Such a request is an exchange from now on."""
+        exchange.endpoint = self
+        exchange.admission, exchange.reserved_seqs, exchange.reserved_tokens = self.admission, 1, tokens
+        self.n_express -= 1
+        self._live.add(exchange)
 
     def release(self, exchange: Exchange) -> None:
         """Give back what the exchange reserved, to the admission it came from."""
@@ -220,9 +261,9 @@ class Endpoint:
             exchange.admission = None
         if exchange.slot is not None:
             exchange.slot.release(exchange)
-        if exchange in self.live:
-            self.live.remove(exchange)
-            if not self.live:
+        if exchange in self._live:
+            self._live.remove(exchange)
+            if not self._live and not self.n_express:
                 self.on_busy(self)
         self.last_used_s = time.monotonic()
         if not exchange.sent_s:

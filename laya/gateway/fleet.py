@@ -240,7 +240,7 @@ class Fleet(Shown):
     def _busy_changed(self, endpoint: Endpoint) -> None:
         """The engine got its first request, or its last one has ended."""
         self.threads.share_out(endpoint)
-        if not endpoint.live:
+        if not endpoint.is_running:
             self.room.changed()
 
     def _ended(self, endpoint: Endpoint, ending: Ending) -> None:

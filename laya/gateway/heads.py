@@ -23,6 +23,11 @@ _request_numbers = itertools.count(1)
 _request_prefix = f"req-{os.urandom(4).hex()}-".encode()
 
 
+def own_id_prefix() -> bytes:
+    """Of ids that somebody else numbers, and that are never those of `new_request_id`."""
+    return b"req-" + os.urandom(4).hex().encode() + b"-"
+
+
 def new_request_id() -> bytes:
     """The id of a request that brought none."""
     return _request_prefix + b"%d" % next(_request_numbers)

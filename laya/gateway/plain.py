@@ -16,11 +16,14 @@ from laya.routing import RequestRouter, RouteTable
 from laya.types import EndpointKind
 
 try:
-    from laya._core import PlainLane, read_plain_answer, read_plain_body, read_plain_request
+    from laya._core import ExpressLane, PlainLane, read_plain_answer, read_plain_body, read_plain_request
 
     NATIVE = True
 except ImportError:  # no compiler when Laya was installed
     NATIVE = False
+
+    class ExpressLane:  # type: ignore[no-redef]
+        """Never made."""
 
     class PlainLane:  # type: ignore[no-redef]
         """Never made."""
@@ -35,7 +38,16 @@ except ImportError:  # no compiler when Laya was installed
         """(places of members, model, session, stream, include_usage, max_tokens, messages) of a plain body, or None."""
 
 
-__all__ = ["NATIVE", "PlainBody", "PlainLane", "lane_of", "parse", "read_plain_answer", "read_plain_request"]
+__all__ = [
+    "NATIVE",
+    "ExpressLane",
+    "PlainBody",
+    "PlainLane",
+    "lane_of",
+    "parse",
+    "read_plain_answer",
+    "read_plain_request",
+]
 _encode = msgspec.json.Encoder().encode
 _NO_FIELDS = ChatHead()  # what a plain body says of all fields that only the full way knows
 

@@ -30,6 +30,7 @@ from laya.gateway.plain import PlainLane, read_plain_request
 
 if TYPE_CHECKING:
     from laya.gateway.dispatch import Dispatcher
+    from laya.gateway.express import KnownAs
 
 _NEVER = float("inf")
 
@@ -54,6 +55,8 @@ class LayaProtocol(HttpToolsProtocol):
         self._broken = False  # what comes on this connection is no longer read as HTTP
         self._ahead = b""  # what came while requests wait in the pipeline
         self._is_between = True  # requests: the parser has all of the last one and nothing of the next
+        self.known_as: KnownAs | None = None  # by what the express lane may know its requests
+        self.lent = 0  # its number in the express lane, while that reads from it
         self._active: Any = None  # the cycle whose answer is being written; those behind it wait in the pipeline
 
     # connection
@@ -62,6 +65,7 @@ class LayaProtocol(HttpToolsProtocol):
         self._set_deadline("first")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._take_back()
         for cycle in (self._active, self.cycle, *(cycle for cycle, _ in self.pipeline)):
             if isinstance(cycle, Exchange):
                 cycle.client_gone()
@@ -73,6 +77,8 @@ class LayaProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_between and self._may_start():
+            if self.known_as is not None and self.dispatcher.express.lend(self, self.known_as, data):
+                return
             taken = self.lane.take(data, self.limits.plain_body_bytes) if self.lane is not None else None
             if taken is not None:
                 go_straight(self, data, *taken)
@@ -89,6 +95,32 @@ class LayaProtocol(HttpToolsProtocol):
                 self.flow.pause_reading()
         else:
             self._read(data)
+
+    def shutdown(self) -> None:
+        """The server ends: close, or after the answer that is on its way."""
+        self._take_back()
+        super().shutdown()
+
+    def _take_back(self) -> None:
+        if self.lent:
+            self.dispatcher.express.take_back(self.lent)
+
+    def lend(self, number: int) -> None:
+        """The express lane reads from it."""
+        self.lent = number
+        self._deadline_s = _NEVER
+        self._deadline_of = ""
+        self.transport.pause_reading()
+
+    def come_back(self, raw: bytes) -> None:
+        """Read here again, first what was read there. What is asked meanwhile has its turn already."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            self._set_deadline("idle")
+        self.transport.resume_reading()
+        if raw:
+            self.data_received(raw)
 
     def _may_start(self) -> bool:
         """Whether a plain request that comes now may begin at once."""

@@ -182,7 +182,7 @@ async def sweep(server: uvicorn.Server, gateway: Gateway) -> None:
         await asyncio.sleep(SWEEP_EVERY_S)
         now_s = time.monotonic()
         connections: list[Any] = list(server.server_state.connections)
-        for swept in (*connections, gateway.dispatcher.streams, gateway.fleet, gateway.keys):
+        for swept in (*connections, gateway.dispatcher.streams, gateway.dispatcher.express, gateway.fleet, gateway.keys):
             try:
                 swept.sweep(now_s)
             except Exception:  # no fault in one place ends the deadlines of the others
@@ -234,6 +234,7 @@ def run(
                 task.cancel()
             await gateway.supervisor.shutdown(0.0 if server.force_exit else SHUTDOWN_S)
             gateway.dispatcher.streams.close()
+            gateway.dispatcher.express.close()
 
     server = Server(uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, lifespan)), gateway)
     server.run(sockets=[sock])

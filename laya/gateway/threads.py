@@ -68,7 +68,7 @@ class Threads:
         cores = self._cores()
         self._ledger.set_total(THREADS, cores)
         is_alone = len(self._most) == 1
-        busy = [endpoint for endpoint in self._most if is_alone or endpoint.live]
+        busy = [endpoint for endpoint in self._most if is_alone or endpoint.is_running]
         fixed = sum(self._most[endpoint] for endpoint in busy if endpoint not in self._shares)
         sharing = [endpoint for endpoint in busy if endpoint in self._shares]
         shares = dict(zip(sharing, parts(cores - fixed, [self._most[each] for each in sharing]), strict=True))

@@ -105,6 +105,21 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport.pause_reading()
         self._drop_lent = drop
 
+    def adopt(self, handler: AnswerHandler, n_uses: int, unsent: bytes) -> None:
+        """While it was lent it was sent so many requests, the last of them, but for `unsent`, the handler's."""
+        assert self._transport is not None
+        self._handler = handler
+        self._got_bytes = self._until_closed = self._is_chunk_whole = self.is_at_boundary = False
+        self._headers = {}
+        self.n_uses += n_uses
+        if unsent and self.is_open:
+            self._transport.write(unsent)
+
+    def keep_idle(self) -> None:
+        """It was lent, and nobody asks."""
+        if self.is_open:
+            self._pool.give_back(self, keep=True)
+
     def _stop_lending(self) -> None:
         if self._drop_lent is not None:
             drop, self._drop_lent = self._drop_lent, None
