@@ -19,8 +19,8 @@ from laya.errors import (
     LayaError,
 )
 from laya.gateway.body import ParsedBody
-from laya.gateway.heads import PRIORITY
 from laya.gateway.express import Express
+from laya.gateway.heads import PRIORITY
 from laya.gateway.length import must_count, refuse_hopeless, settle_length
 from laya.gateway.outbox import Outbox
 from laya.gateway.plain import parse

@@ -119,7 +119,7 @@ class Express:
         self._see_to(self._native.turn(self._reserve))
 
     def _reserve(self, index: int, tokens: int, lacks_engine: bool) -> bool:
-        """Asked by the native lane. A request that is refused here goes the full way, which says why or lets it wait."""
+        """Asked by the native lane. What is refused here goes the full way, which says why or lets it wait."""
         endpoint = self._fleet.endpoints[index]
         if (lacks_engine and not self._lend_engine(endpoint)) or not endpoint.reserve_express(tokens):
             return False

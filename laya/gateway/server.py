@@ -182,7 +182,13 @@ async def sweep(server: uvicorn.Server, gateway: Gateway) -> None:
         await asyncio.sleep(SWEEP_EVERY_S)
         now_s = time.monotonic()
         connections: list[Any] = list(server.server_state.connections)
-        for swept in (*connections, gateway.dispatcher.streams, gateway.dispatcher.express, gateway.fleet, gateway.keys):
+        for swept in (
+            *connections,
+            gateway.dispatcher.streams,
+            gateway.dispatcher.express,
+            gateway.fleet,
+            gateway.keys,
+        ):
             try:
                 swept.sweep(now_s)
             except Exception:  # no fault in one place ends the deadlines of the others

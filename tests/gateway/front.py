@@ -211,6 +211,7 @@ class Front:
         for connection in list(self.connections):
             connection.sweep(now_s)
         self.gateway.dispatcher.streams.sweep(now_s)
+        self.gateway.dispatcher.express.sweep(now_s)
         self.gateway.fleet.sweep(now_s)
         self.gateway.keys.sweep(now_s)
 
