@@ -41,12 +41,12 @@ nb::object asked_of(const ExpressLane::ClientBack& back) {
                           back.n_engine_uses, bytes_of(back.engine_raw), bytes_of(back.engine_unsent));
 }
 
-// ([(endpoint, promised tokens, seconds of routing, arrived, sent, answered)], [(client, bytes, bytes for it, asked)],
+// ([(client, id, endpoint, promised tokens, seconds of routing, arrived, sent, answered)], [(client, bytes, bytes for it, asked)],
 // [(engine, uses, bytes)])
 nb::tuple tuple_of(const ExpressLane::Round& round) {
     nb::list served, clients, engines;
     for (const ExpressLane::Served& each : round.served) {
-        served.append(nb::make_tuple(each.endpoint, each.promised_tokens, each.route_s, each.arrived_s, each.sent_s,
+        served.append(nb::make_tuple(each.client, bytes_of(each.id), each.endpoint, each.promised_tokens, each.route_s, each.arrived_s, each.sent_s,
                                      each.answered_s));
     }
     for (const ExpressLane::ClientBack& each : round.clients) {
@@ -77,10 +77,11 @@ void bind_express(nb::module_& module) {
              },
              "fd"_a, "authorization"_a.none(), "host"_a.none())
         .def("add_engine",
-             [](HeldExpress& held, int fd, std::uint32_t endpoint, std::uint64_t n_answers) {
-                 return held.lane.add_engine(fd, endpoint, n_answers);
+             [](HeldExpress& held, int fd, std::uint32_t endpoint, std::uint64_t n_answers,
+                const nb::bytes& origin) {
+                 return held.lane.add_engine(fd, endpoint, n_answers, std::string(view_of(origin)));
              },
-             "fd"_a, "endpoint"_a, "n_answers"_a)
+             "fd"_a, "endpoint"_a, "n_answers"_a, "origin"_a)
         .def("turn",
              [](HeldExpress& held, const nb::callable& reserve) {
                  return tuple_of(held.lane.turn(reserve_by(reserve)));

@@ -56,6 +56,7 @@ struct ExpressLane::Engine {
     std::uint64_t client = 0;  // whose request it has
     std::uint64_t n_most_uses = 0;
     std::uint64_t n_uses = 0;
+    std::string origin;
     double idle_since_s = 0;
 };
 
@@ -108,7 +109,8 @@ std::uint64_t ExpressLane::add_client(int fd, std::string_view authorization, st
     return id;
 }
 
-std::uint64_t ExpressLane::add_engine(int fd, std::uint32_t endpoint, std::uint64_t n_answers) {
+std::uint64_t ExpressLane::add_engine(int fd, std::uint32_t endpoint, std::uint64_t n_answers,
+                                      std::string origin) {
     const std::uint64_t id = ++last_id_;
     auto engine = std::make_unique<Engine>();
     engine->fd = watch(fd, id);
@@ -117,6 +119,7 @@ std::uint64_t ExpressLane::add_engine(int fd, std::uint32_t endpoint, std::uint6
     }
     engine->endpoint = endpoint;
     engine->n_most_uses = n_answers;
+    engine->origin = std::move(origin);
     engine->idle_since_s = now_s();
     engines_.emplace(id, std::move(engine));
     if (endpoint >= idle_.size()) {
@@ -217,15 +220,15 @@ void ExpressLane::on_answer(std::uint64_t id, Engine& engine, const PlainAnswer&
     Client& client = *clients_.at(engine.client);
     const std::string_view type = answer.content_type.empty() ? "application/json" : answer.content_type;
     std::string out;
-    out.reserve(160 + client.asked.id.size() + type.size() + answer.body.size());
+    out.reserve(160 + engine.origin.size() + client.asked.id.size() + type.size() + answer.body.size());
     out.append("HTTP/1.1 200 OK\r\ncontent-type: ").append(type).append("\r\nx-request-id: ").append(client.asked.id);
-    out.append("\r\ncontent-length: ").append(std::to_string(answer.body.size())).append("\r\n\r\n");
+    out.append("\r\n").append(engine.origin).append("content-length: ").append(std::to_string(answer.body.size())).append("\r\n\r\n");
     out.append(answer.body);
     unsent_.push_back({true, engine.client, std::move(out)});
     const double at_s = now_s();
     const Asked& asked = client.asked;
     round_.served.push_back(
-        {asked.endpoint, asked.promised_tokens, asked.route_s, asked.arrived_s, asked.sent_s, at_s});
+        {engine.client, asked.id, asked.endpoint, asked.promised_tokens, asked.route_s, asked.arrived_s, asked.sent_s, at_s});
     lane_.settle(asked.endpoint, asked.routed_tokens);
     client.engine = 0;
     client.idle_since_s = engine.idle_since_s = at_s;

@@ -30,6 +30,8 @@ class ExpressLane {
         double sent_s = 0;
     };
     struct Served {
+        std::uint64_t client;
+        std::string id;
         std::uint32_t endpoint;
         std::uint64_t promised_tokens;
         double route_s, arrived_s, sent_s, answered_s;
@@ -71,8 +73,9 @@ class ExpressLane {
     // Lend a client whose requests are known by these two headers (data() is null where it sends none); 0 where the
     // system refuses.
     std::uint64_t add_client(int fd, std::string_view authorization, std::string_view host);
-    // Lend a connection that is idle and may give so many more answers; 0 where the system refuses.
-    std::uint64_t add_engine(int fd, std::uint32_t endpoint, std::uint64_t n_answers);
+    // Lend a connection that is idle and may give so many more answers, with the lines that say of an answer where it
+    // is from; 0 where the system refuses.
+    std::uint64_t add_engine(int fd, std::uint32_t endpoint, std::uint64_t n_answers, std::string origin);
 
     Round turn(const Reserve& reserve);
     // What a client's transport had read already.

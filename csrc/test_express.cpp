@@ -30,7 +30,7 @@ std::string answer_with(const std::string& body) {
 }
 
 std::string answer_to_client(const std::string& body) {
-    return "HTTP/1.1 200 OK\r\ncontent-type: text/x\r\nx-request-id: r\r\ncontent-length: " +
+    return "HTTP/1.1 200 OK\r\ncontent-type: text/x\r\nx-request-id: r\r\nfrom: m\r\ncontent-length: " +
            std::to_string(body.size()) + "\r\n\r\n" + body;
 }
 
@@ -66,7 +66,7 @@ struct World {
         table.set_eligible(0, true);
         plain.open(0, {true, "m", "HEAD", 100, 1000, true});
         client = lane.add_client(client_pair.ends[0], "Bearer k", "h");
-        engine = lane.add_engine(engine_pair.ends[0], 0, 100);
+        engine = lane.add_engine(engine_pair.ends[0], 0, 100, "from: m\r\n");
         require(client != 0 && engine != 0, "they are lent");
     }
 
@@ -187,7 +187,7 @@ void test_a_connection_is_given_back_after_its_last_answer() {
     World world;
     world.lane.take_all();
     world.client = world.lane.add_client(world.client_pair.ends[0], "Bearer k", "h");
-    world.engine = world.lane.add_engine(world.engine_pair.ends[0], 0, 2);
+    world.engine = world.lane.add_engine(world.engine_pair.ends[0], 0, 2, "");
     for (int turn = 0; turn < 2; ++turn) {
         world.ask();
         world.engine_pair.write(answer_with("x"));
@@ -200,7 +200,7 @@ void test_a_connection_is_given_back_after_its_last_answer() {
 void test_an_endpoint_gives_what_it_runs() {
     World world;
     Pair other;
-    world.lane.add_engine(other.ends[0], 0, 100);
+    world.lane.add_engine(other.ends[0], 0, 100, "");
     world.client_pair.write(REQUEST);
     world.turn();
     const ExpressLane::Round round = world.lane.take_endpoint(0);

@@ -133,7 +133,7 @@ class Express:
         if connection is None or pool is None or self._native is None:
             return False
         n_answers = pool.address.answers_kept - connection.n_uses
-        number = self._native.add_engine(connection.fileno(), endpoint.index, n_answers)
+        number = self._native.add_engine(connection.fileno(), endpoint.index, n_answers, endpoint.origin)
         if not number:
             pool.give_back(connection, keep=True)
             return False
@@ -161,18 +161,24 @@ class Express:
         for endpoint in touched:
             self._after(endpoint)
 
-    def _settle(self, served: list[tuple[int, int, float, float, float, float]]) -> set[Endpoint]:
+    def _settle(self, served: list[tuple[int, bytes, int, int, float, float, float, float]]) -> set[Endpoint]:
         """Release and count, as `Dispatcher.settle` does."""
         stats, touched = self._stats, set()
         stats.in_flight -= len(served)
         stats.outcomes["served"] += len(served)
-        for index, tokens, route_s, arrived_s, sent_s, answered_s in served:
+        for number, request_id, index, tokens, route_s, arrived_s, sent_s, answered_s in served:
             endpoint = self._endpoints[index]
             self._count_start(endpoint, route_s, sent_s - arrived_s)
             endpoint.stats.ttft.observe(answered_s - arrived_s)
             endpoint.stats.count(_KIND, "served")
             endpoint.end_express(tokens, sent_s, answered_s)
             touched.add(endpoint)
+            client, known_as = self._clients[number]
+            exchange = Exchange(client, self._dispatcher, EndpointKind.CHAT, http_1_0=False, keep_alive=True)
+            exchange.request_id, exchange.key, exchange.endpoint = request_id, known_as.key, endpoint
+            exchange.arrived_s, exchange.sent_s, exchange.first_token_s = arrived_s, sent_s, answered_s
+            exchange.outcome, exchange.response_complete = "served", True
+            self._dispatcher.settled(exchange)
         return touched
 
     def _count_start(self, endpoint: Endpoint, route_s: float, own_s: float) -> None:
