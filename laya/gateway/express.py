@@ -107,7 +107,7 @@ class Express:
             self._see_to(self._native.take_old(now_s - MOMENT_S, now_s - IDLE_S))
 
     def close(self) -> None:
-        """The server ends."""
+        """The server ends, or what it was told of requests has changed: the next one to lend begins anew."""
         self.take_all()
         if self._native is not None:
             asyncio.get_running_loop().remove_reader(self._native.fileno())

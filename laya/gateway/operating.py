@@ -88,6 +88,7 @@ class Operating:
         dispatcher, keeps = self._gateway.dispatcher, self.request_log.keeps_content
         dispatcher.keeps_said = CONTENT_LIMIT_BYTES if keeps else 0
         self._gateway.connection.takes_plain = not (dispatcher.rules or keeps)
+        dispatcher.express.close()  # whom it reads from was lent under what was said before
 
     def _settled(self, exchange: Exchange) -> None:
         self.meter.count(exchange)
