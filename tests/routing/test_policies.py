@@ -127,9 +127,7 @@ def test_least_tokens_knows_no_session(table_type: Any) -> None:
 
 
 @pytest.mark.parametrize(("policy", "keeps"), [("session", True), ("prefix", False)])
-def test_session_and_prefix_policies_look_at_their_own_key(
-    table_type: Any, policy: RoutePolicy, keeps: bool
-) -> None:
+def test_session_and_prefix_policies_look_at_their_own_key(table_type: Any, policy: RoutePolicy, keeps: bool) -> None:
     router = new_router(table_type, 3, policy, window_tokens=10_000)
     first = router.choose("m", session="s", prefix_blocks=conversation("a", 2), tokens=100)
     home = router.table.homes("m", "s", conversation("a", 2))
