@@ -125,8 +125,11 @@ class UpstreamConnection(asyncio.Protocol):
             drop, self._drop_lent = self._drop_lent, None
             drop()
 
-    def come_back(self, raw: bytes, error: int) -> None:
-        """Read here again, first what was read elsewhere and is still to be parsed. `error`: errno of the socket."""
+    def come_back(self, raw: bytes, error: int, *, is_held_up: bool = False) -> None:
+        """Read here again, first what was read elsewhere and is still to be parsed. `error`: errno of the socket.
+
+        is_held_up: the client has more than it reads already, so nothing is read before `resume`.
+        """
         self._drop_lent = None
         if not self.is_open or self._transport is None:
             return
@@ -136,7 +139,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._break(f"the connection was lost ({os.strerror(error)})", unread=unread)
             self.abort()
             return
-        self._transport.resume_reading()
+        if is_held_up:
+            self.is_paused = True
+        else:
+            self._transport.resume_reading()
         if raw:
             self.data_received(raw)
 

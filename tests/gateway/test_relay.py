@@ -376,6 +376,27 @@ async def test_slow_reader_holds_the_engine_up(tmp_path: Path, raw: bool) -> Non
         assert await gate.settled() == {"cancelled": 1}
 
 
+@pytest.mark.parametrize("piece_bytes", [2_000, 200_000, 3_000_000])
+async def test_stream_that_comes_back_for_a_slow_client_stays_held_up(tmp_path: Path, piece_bytes: int) -> None:
+    """Also where what the native pump could not send holds the client's buffer up by itself."""
+
+    async def pieces(call: Call) -> None:
+        call.write(STREAM_HEAD)
+        piece = chunk(delta(content="x" * piece_bytes))
+        while not call.gone.is_set():
+            call.write(piece)
+            await call.drain()
+            await asyncio.sleep(0)
+
+    async with front(tmp_path, pieces) as gate:
+        client = await gate.client(limit=2**16)
+        client.send(chat(stream=True))
+        await until(lambda: gate.engine.calls)
+        await asyncio.wait_for(standstill(gate.engine.calls[0]), 10)
+        client.abort()
+        assert await gate.settled() == {"cancelled": 1}
+
+
 async def test_client_that_never_reads_on_is_dropped(tmp_path: Path) -> None:
     async with front(tmp_path, endless) as gate:
         client = await gate.client(limit=2**16)
