@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CHILD_MODULE = "laya.engines.llamacpp_child"
-CHILD_NICE = 12  # a fifteenth of a program's CPU weight; with more, a command waits too long (docs/log.md)
+CHILD_NICE = 15  # a thirtieth of a program's CPU weight; with more, a command waits too long (docs/log.md)
 CHILD_OOM_SCORE_ADJ = 500  # the kernel takes an engine before the gateway or the user's programs
 TERM_WAIT_S = 3.0
 KILL_WAIT_S = 5.0
