@@ -23,7 +23,6 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from laya._core import drive_load
 from laya.bench import peers
 from laya.bench.hardware import hardware
 from laya.bench.load import LoadResult, request_bytes
@@ -114,6 +113,8 @@ def _side(
     what: str, port: int, child: psutil.Process | None, request: bytes, n: int, n_connections: int, is_stream: bool
 ) -> Side:
     """One run, after a tenth of it that is not counted. Exits where an answer was not right."""
+    from laya._core import drive_load  # who only starts a gateway needs no native core
+
     n_events = MOST_EVENTS_ASKED if is_stream else 0
     drive_load(port, request, max(n_connections, n // 10), n_connections, is_stream, n_events)
     before_s = peers.cpu_s(child) if child else 0.0
