@@ -73,7 +73,7 @@ def _value(annotation: Any, document: Document, path: KeyPath, value: Any) -> An
             return read(kind.item_type.cls, document, path, value)
         if isinstance(kind, inspect.DictType) and isinstance(kind.value_type, inspect.StructType):
             return _entries(kind.value_type.cls, document, path, value)
-        if isinstance(kind, inspect.DictType) and _unit(kind.value_type) and isinstance(value, dict):
+        if isinstance(kind, inspect.DictType) and unit_of(kind.value_type) and isinstance(value, dict):
             of_member = get_args(get_args(annotation)[0])[1]  # Annotated[dict[str, of_member], Meta(...)]
             return {name: _value(of_member, document, (*path, name), member) for name, member in value.items()}
     if value is None:  # a key whose members are all commented out
@@ -113,7 +113,7 @@ def _api_keys(struct: type[_Struct], document: Document, path: KeyPath, value: A
 
 def _parse_unit(annotation: Any, value: Any) -> Any:
     """`16MiB` and `5m` as the number they stand for, where the key takes an amount or a time."""
-    unit = _unit(inspect.type_info(annotation))
+    unit = unit_of(inspect.type_info(annotation))
     if unit and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return _PARSERS[unit](value)
     return value
@@ -127,12 +127,12 @@ def _check_size(annotation: Any, value: Any) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"expected a number, got {value}")
     elif isinstance(value, int):
-        largest = MAX_BYTES if _unit(inspect.type_info(annotation)) else MAX_INTEGER
+        largest = MAX_BYTES if unit_of(inspect.type_info(annotation)) else MAX_INTEGER
         if abs(value) > largest:
             raise ConfigError(f"{shown(value)} is too large: at most {largest}")
 
 
-def _unit(info: inspect.Type) -> str | None:
+def unit_of(info: inspect.Type) -> str | None:
     """The unit a key's type, or a member of its union, is marked with."""
     return _mark(info, "unit")
 
@@ -178,7 +178,7 @@ def _bare(kind: inspect.Type) -> inspect.Type:
 def describe(annotation: Any) -> str:
     """A type in the words of messages and docs, e.g. `a whole number >= 1 or auto`."""
     info = inspect.type_info(annotation)
-    unit = _unit(info)
+    unit = unit_of(info)
     kinds = _alternatives(info)
     words = _UNIT_WORDS[unit] if unit else _mark(info, "words")
     return words or " or ".join(_describe(_bare(kind)) for kind in kinds)

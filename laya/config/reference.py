@@ -13,14 +13,21 @@ import msgspec
 from msgspec import inspect
 
 from laya.config.api_key import ApiKey
-from laya.config.convert import describe
+from laya.config.convert import describe, unit_of
 from laya.config.request_log import RequestLogConfig
 from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
 from laya.config.routing import RouteRule, RoutingConfig
 from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults
 from laya.config.server import ServerConfig
 from laya.config.store import StoreConfig
-from laya.config.units import BUDGET_PATTERN, BYTES_PATTERN, CACHE_PATTERN, DURATION_PATTERN
+from laya.config.units import (
+    BUDGET_PATTERN,
+    BYTES_PATTERN,
+    CACHE_PATTERN,
+    DURATION_PATTERN,
+    format_bytes,
+    format_duration,
+)
 from laya.types import MIB
 
 SCHEMA_PATH = Path(__file__).parent.parent / "config.schema.json"
@@ -51,10 +58,8 @@ _WRITTEN_DEFAULTS = {
     "kv_pool_tokens": None,
     "quantization": "none",
     "budget": "80%",
-    "max_body_bytes": "16MiB",
-    "keep": "30d",
-    "max_bytes": "1GiB",
 }
+_WRITTEN_UNITS = {"bytes": format_bytes, "duration": format_duration}
 
 
 def json_schema() -> dict[str, Any]:
@@ -148,7 +153,8 @@ def default_of(struct: type[msgspec.Struct], name: str) -> Any:
         return "auto" if value is None and "auto" in describe(_annotation(struct, name)) else msgspec.to_builtins(value)
     field = next(field for field in msgspec.structs.fields(struct) if field.name == name)
     value = field.default_factory() if field.default is msgspec.NODEFAULT and not field.required else field.default
-    return msgspec.to_builtins(value)
+    write = _WRITTEN_UNITS.get(unit_of(inspect.type_info(field.type)) or "")
+    return write(value) if write is not None and value is not None else msgspec.to_builtins(value)
 
 
 def _yaml(value: Any) -> str:

@@ -121,6 +121,14 @@ def format_duration(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
+def format_bytes(n_bytes: int) -> str:
+    """The shortest way to write an amount, e.g. `16MiB`; bytes alone where they are no whole number of KiB."""
+    for unit, unit_bytes in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if n_bytes and n_bytes % unit_bytes == 0:
+            return f"{n_bytes // unit_bytes}{unit}"
+    return str(n_bytes)
+
+
 def parse_moment(value: str) -> float:
     """Unix time of `2027-01-31T18:00Z` or `2027-01-31`, which is the end of that day; UTC where no zone is said.
 
