@@ -56,15 +56,17 @@ class LiveKeys(KeyRing):
 
     async def _read_again(self) -> None:
         try:
-            await self.refresh()
+            async with self._changing:  # what is read now must not come after what a change has read since
+                await self.refresh()
         except LayaError as error:
             logger.error("the keys stay as they were: %s", error.message)
-            self._seen_ns, self._not_before_s = -1, time.monotonic() + AGAIN_S
+            self._not_before_s = time.monotonic() + AGAIN_S
 
     async def refresh(self) -> None:
         """Read the store again. Raises StoreError, and the keys stay as they were."""
-        self._seen_ns = self._stamp_ns()
+        stamp_ns = self._stamp_ns()
         self._kept = await asyncio.to_thread(read_keys, self._database)
+        self._seen_ns = stamp_ns
         self.replace(self._all(self._kept))
 
     def configure(self, server: ServerConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from starlette.routing import Route
 from laya.config.routing import RouteRule, RoutingConfig
 from laya.gateway.app import Guard
 from laya.gateway.heads import HOT_PATHS
+from laya.gateway.live_keys import read_keys
+from laya.types import KeyGrant
 
 from .front import CHAT, KEY, Front, front, request, until
 from .keyed import chat_as, drop, get_as, grant, keep, secret
@@ -247,6 +250,34 @@ async def test_keys_come_and_go_while_the_server_runs(tmp_path: Path) -> None:
         gateway.sweep(0.0)
         await until(lambda: len(gateway.gateway.keys.keys) == 2)
         assert (await client.ask(chat_as("late"))).status == 401  # on the same connection
+
+
+async def test_keys_that_were_read_before_one_was_revoked_do_not_bring_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(tmp_path, grant("admin", role="admin"), grant("ann"))
+    has_read, go_on = threading.Event(), threading.Event()
+
+    def slow_once(database: Path) -> list[KeyGrant]:
+        found = read_keys(database)
+        if not has_read.is_set():
+            has_read.set()
+            assert go_on.wait(10)
+        return found
+
+    async with front(tmp_path) as gateway:
+        keys = gateway.gateway.keys
+        keep(tmp_path, grant("bob"))
+        monkeypatch.setattr("laya.gateway.live_keys.read_keys", slow_once)
+        gateway.sweep(0.0)
+        await until(has_read.is_set)
+        revoking = asyncio.create_task(keys.revoke("ann"))
+        await asyncio.wait({revoking}, timeout=0.2)
+        go_on.set()
+        await revoking
+        assert keys._reading is not None
+        await keys._reading
+        assert [key.name for key in keys.keys] == ["tests", "admin", "bob"]
 
 
 async def test_revoked_key_finishes_what_it_runs_unless_that_is_cancelled(tmp_path: Path) -> None:
