@@ -52,21 +52,23 @@ async def make(keys: LiveKeys, asked: AskedKey, known: Collection[str]) -> dict[
     Raises InvalidRequest, ConfigError for what `expires` says, StoreError.
     """
     _check_words(asked)
-    is_first = not keys.keys
     secret = None if asked.sha256 else new_key()
-    grant = KeyGrant(
-        name=asked.name,
-        sha256=asked.sha256 or hash_key(secret or ""),
-        role=cast(KeyRole, asked.role or ("admin" if is_first else "user")),
-        models=tuple(dict.fromkeys(asked.models)),
-        expires_s=expiry_of(asked.expires) if asked.expires else None,
-        **{name: getattr(asked, name) for name in _LIMITS},
-    )
-    made = await keys.create(grant)
+
+    def grant_for(is_first: bool) -> KeyGrant:
+        return KeyGrant(
+            name=asked.name,
+            sha256=asked.sha256 or hash_key(secret or ""),
+            role=cast(KeyRole, asked.role or ("admin" if is_first else "user")),
+            models=tuple(dict.fromkeys(asked.models)),
+            expires_s=expiry_of(asked.expires) if asked.expires else None,
+            **{name: getattr(asked, name) for name in _LIMITS},
+        )
+
+    made = await keys.create(grant_for)
     answer = shown(Key(made)) | ({"key": secret} if secret else {})
-    if warnings := [_unknown(name, known) for name in grant.models if name not in known]:
+    if warnings := [_unknown(name, known) for name in made.models if name not in known]:
         answer["warnings"] = warnings
-    if is_first:
+    if len(keys.keys) == 1:
         answer["notice"] = (
             "Until now this server needed no key and answered to this machine alone; from now on every request needs "
             "one, but /health, /ready and the page's own files. Give it to `laya` as LAYA_API_KEY."

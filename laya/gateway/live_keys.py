@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from laya.config import ServerConfig
@@ -74,10 +74,11 @@ class LiveKeys(KeyRing):
         self._configured = [grant_of(key) for key in server.api_keys]
         self.replace(self._all(self._kept))
 
-    async def create(self, grant: KeyGrant) -> KeyGrant:
-        """A new key, in force when this returns. Raises InvalidRequest."""
+    async def create(self, grant_for: Callable[[bool], KeyGrant]) -> KeyGrant:
+        """A new key, in force when this returns. grant_for: told whether it is the first. Raises InvalidRequest."""
         async with self._changing:
             await self.refresh()
+            grant = grant_for(not self.keys)
             check_new(grant, [key.grant for key in self.keys])
             made = await asyncio.to_thread(keep_key, self._database, grant)
             await self.refresh()

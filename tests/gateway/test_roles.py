@@ -14,6 +14,7 @@ from starlette.routing import Route
 from laya.config.routing import RouteRule, RoutingConfig
 from laya.gateway.app import Guard
 from laya.gateway.heads import HOT_PATHS
+from laya.gateway.key_desk import AskedKey, make
 from laya.gateway.live_keys import read_keys
 from laya.types import KeyGrant
 
@@ -370,6 +371,13 @@ async def test_the_first_key_is_an_admin_and_says_what_changes(tmp_path: Path) -
         gone = await gateway.ask(request(None, "/admin/keys/me", method="DELETE", key=admin))
         assert (gone.status, gone.json["is_open"]) == (200, True)
         assert (await gateway.ask(get_as(None, "/admin/state"))).status == 200
+
+
+async def test_of_two_keys_that_are_made_at_once_one_is_the_first(tmp_path: Path) -> None:
+    async with front(tmp_path, keys=False) as gateway:
+        keys = gateway.gateway.keys
+        made = await asyncio.gather(*(make(keys, AskedKey(name=name), ()) for name in ("me", "kid")))
+        assert sorted((each["role"], "notice" in each) for each in made) == [("admin", True), ("user", False)]
 
 
 async def test_key_of_the_config_is_not_revoked_here(tmp_path: Path) -> None:
