@@ -118,7 +118,8 @@ class LayaProtocol(HttpToolsProtocol):
             return
         if self.cycle is None or self.cycle.response_complete:
             self._set_deadline("idle")
-        self.transport.resume_reading()
+        if not self.flow.read_paused:  # as by the rest of an answer that it did not take
+            self.transport.resume_reading()
         if raw:
             self.data_received(raw)
 

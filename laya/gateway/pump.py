@@ -120,10 +120,9 @@ class Pump:
         self._left.update((back.id, back) for back in self._native.leavers())
         while self._left:
             back = self._left.pop(next(iter(self._left)))
-            exchange, _ = self._streams[back.id]
             connection = self._come_back(back)
             if connection is not None:
-                connection.come_back(back.raw, back.error, is_held_up=exchange.upstream_paused)
+                connection.come_back(back.raw, back.error)
 
     def _come_back(self, back: StreamBack) -> UpstreamConnection | None:
         """Gives the connection that the rest is to be read from, if there is more to come."""

@@ -85,14 +85,17 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()
 
     def pause(self) -> None:
-        if self.is_open and not self.is_paused and self._drop_lent is None:
+        """Read nothing before `resume`. While it is lent this is only noted: it holds from its coming back on."""
+        if self.is_open and not self.is_paused:
             self.is_paused = True
-            self._transport.pause_reading()  # type: ignore[union-attr]
+            if self._drop_lent is None:
+                self._transport.pause_reading()  # type: ignore[union-attr]
 
     def resume(self) -> None:
         if self.is_open and self.is_paused:
             self.is_paused = False
-            self._transport.resume_reading()  # type: ignore[union-attr]
+            if self._drop_lent is None:
+                self._transport.resume_reading()  # type: ignore[union-attr]
 
     # the native pump
     def fileno(self) -> int:
@@ -125,11 +128,8 @@ class UpstreamConnection(asyncio.Protocol):
             drop, self._drop_lent = self._drop_lent, None
             drop()
 
-    def come_back(self, raw: bytes, error: int, *, is_held_up: bool = False) -> None:
-        """Read here again, first what was read elsewhere and is still to be parsed. `error`: errno of the socket.
-
-        is_held_up: the client has more than it reads already, so nothing is read before `resume`.
-        """
+    def come_back(self, raw: bytes, error: int) -> None:
+        """Read here again, first what was read elsewhere and is still to be parsed. `error`: errno of the socket."""
         self._drop_lent = None
         if not self.is_open or self._transport is None:
             return
@@ -139,9 +139,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._break(f"the connection was lost ({os.strerror(error)})", unread=unread)
             self.abort()
             return
-        if is_held_up:
-            self.is_paused = True
-        else:
+        if not self.is_paused:
             self._transport.resume_reading()
         if raw:
             self.data_received(raw)
@@ -150,6 +148,7 @@ class UpstreamConnection(asyncio.Protocol):
         """The rest of the answer was read elsewhere, to its end. `keep`: and nothing behind it."""
         self._drop_lent = self._handler = None
         if self.is_open and self._transport is not None:
+            self.is_paused = False
             self._transport.resume_reading()
             if self._got_bytes:  # it is in the middle of this answer
                 self._parser = httptools.HttpResponseParser(self)
@@ -202,9 +201,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
+        self.is_open = False  # who is told now gives it back to no pool
         self._stop_lending()
         self._transport = None
-        self.is_open = False
         handler = self._handler
         if handler is not None and (handler.is_whole or (self._until_closed and exc is None)):
             self._handler = None

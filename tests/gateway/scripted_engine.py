@@ -180,6 +180,15 @@ async def hello(call: Call) -> None:
     call.write(whole(META | {"object": "chat.completion", "choices": [choice], "usage": USAGE}))
 
 
+async def standstill(call: Call) -> int:
+    """Bytes that the engine could write before it was held up."""
+    seen = -1
+    while call.n_written != seen:
+        seen = call.n_written
+        await asyncio.sleep(0.05)
+    return seen
+
+
 class ScriptedEngine:
     """`script` answers every request but the counts of tokens; `calls` are those that came, in order."""
 

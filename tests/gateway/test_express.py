@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from laya.gateway import plain
 from laya.types import KeyGrant
 
 from .front import CHAT, Client, Front, chat, front, request, until
-from .scripted_engine import STREAM_HEAD, Call, answers, chunk, hello, hello_events, streams, whole
+from .scripted_engine import STREAM_HEAD, Call, answers, chunk, hello, hello_events, standstill, streams, whole
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not plain.NATIVE, reason="there is no native core here")]
 GOOD = {"choices": [{"index": 0}]}
@@ -271,3 +272,56 @@ async def test_server_that_ends_finishes_what_runs(tmp_path: Path) -> None:
         assert await busy.closed()
         gate.gateway.dispatcher.express.close()
         assert await gate.settled() == {"served": 7}
+
+
+def hold_up(gate: Front, client: Client) -> Any:
+    """The client reads nothing more, and little is on its way to it. Gives the gateway's end of its connection."""
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    (connection,) = gate.connections
+    connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    connection.transport.set_write_buffer_limits(high=1024)
+    return connection
+
+
+async def test_client_that_takes_no_answer_is_not_read_on(tmp_path: Path) -> None:
+    engine = Engine()
+    async with front(tmp_path, engine, cancels_whole=True) as gate:
+        client = await lent(gate)
+        connection = hold_up(gate, client)
+        engine.next = answers(whole(GOOD | {"x": "y" * 60_000}))
+        client.send(chat())
+        await until(lambda: connection.flow.write_paused)
+        assert n_lent(gate) == 0 and not connection.transport.is_reading()
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert (await client.answer()).json["x"] == "y" * 60_000
+        assert (await client.ask(chat())).json == GOOD
+        assert await gate.settled() == {"served": 5}
+
+
+async def test_engine_of_a_client_that_takes_no_answer_is_held_up(tmp_path: Path) -> None:
+    """Of one that asks on before it is known to take none."""
+    engine = Engine()
+
+    async def large(call: Call) -> None:
+        engine.next = endless
+        call.write(whole(GOOD | {"x": "y" * 60_000}))
+        client.send(chat())  # seen in the same turn, behind the answer
+
+    async def endless(call: Call) -> None:
+        call.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 999999999\r\n\r\n")
+        while not call.gone.is_set():
+            call.write(b" " * 100_000)
+            await call.drain()
+            await asyncio.sleep(0)
+
+    async with front(tmp_path, engine, cancels_whole=True) as gate:
+        client = await lent(gate)
+        connection = hold_up(gate, client)
+        engine.next = large
+        client.send(chat())
+        await until(lambda: connection.flow.write_paused and len(gate.engine.calls) == 5)
+        await asyncio.wait_for(standstill(gate.engine.calls[-1]), 10)
+        assert connection.transport.get_write_buffer_size() < 2**20
+        client.abort()
+        assert await gate.settled() == {"served": 4, "cancelled": 1}

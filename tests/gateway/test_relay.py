@@ -21,6 +21,7 @@ from .scripted_engine import (
     event,
     hello_events,
     progress,
+    standstill,
     streams,
     usage,
     whole,
@@ -343,15 +344,6 @@ async def endless_whole(call: Call) -> None:
         call.write(chunk(b"x" * 20_000))
         await call.drain()
         await asyncio.sleep(0)
-
-
-async def standstill(call: Call) -> int:
-    """Bytes that the engine could write before it was held up."""
-    seen = -1
-    while call.n_written != seen:
-        seen = call.n_written
-        await asyncio.sleep(0.05)
-    return seen
 
 
 @pytest.mark.parametrize("raw", [False, True])
