@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import re
+import threading
 import time
 from collections import deque
 from datetime import datetime, timezone
@@ -39,6 +40,7 @@ class RequestLog:
         self._config = config
         self._waiting: deque[dict[str, Any]] = deque()
         self._n_lost = 0
+        self._writing = threading.Lock()  # the last lines, while a thread still writes those before
 
     @property
     def keeps_content(self) -> bool:
@@ -65,7 +67,11 @@ class RequestLog:
 
     def write(self) -> None:
         """What waits is in the file when this returns, or is lost and told so."""
-        lines, path = [], self._config.path
+        with self._writing:
+            self._write()
+
+    def _write(self) -> None:
+        lines, path = deque[bytes](), self._config.path
         while self._waiting:
             lines.append(_encode(self._waiting.popleft()) + b"\n")
         if not lines or path is None:
@@ -79,17 +85,18 @@ class RequestLog:
             logger.warning("%d requests are missing in the request log", self._n_lost)
             self._n_lost = 0
 
-    def _append(self, path: Path, lines: list[bytes]) -> None:
+    def _append(self, path: Path, lines: deque[bytes]) -> None:
+        """Takes from `lines` what is in the file. Raises OSError."""
         file = _open(path)
         try:
             size = os.fstat(file).st_size
-            for line in lines:
-                if size and size + len(line) > self._config.max_bytes:
-                    os.close(file)
+            while lines:
+                if size and size + len(lines[0]) > self._config.max_bytes:
                     self._put_aside(path)
-                    file, size = _open(path), 0
-                os.write(file, line)
-                size += len(line)
+                    full, file, size = file, _open(path), 0
+                    os.close(full)
+                size += os.write(file, lines[0])
+                lines.popleft()
         finally:
             os.close(file)
 

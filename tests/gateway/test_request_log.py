@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,21 @@ def test_a_file_that_cannot_be_written_costs_lines_and_says_so(
     for _ in range(MOST_WAITING + 3):
         log.note(_exchange("a"))
     assert len(log._waiting) == MOST_WAITING
+
+
+def test_a_full_file_that_cannot_be_put_aside_costs_what_it_has_no_room_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "r.jsonl"
+    (tmp_path / "r.jsonl.1").mkdir()
+    log = RequestLog(RequestLogConfig(path=str(path), max_bytes=4096, keep_files=1))
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(40):
+        log.note(_exchange("a"))
+    log.write()
+    assert "Is a directory" in caplog.text and f"{40 - len(lines(path))} requests are missing" in caplog.text
+    assert 0 < len(lines(path)) < 40
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def _exchange(request_id: str) -> Any:
