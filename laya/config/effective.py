@@ -14,6 +14,7 @@ from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
 from laya.config.schema import Config, ModelSettings
 
 _SECRET_NAME = re.compile(r"key|token|secret|password", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(://[^:/@]*:).*(?=@)|([?&][^=&]*password=)[^&]*", re.IGNORECASE)
 _LONG_TEXT = 200
 
 
@@ -28,6 +29,7 @@ def effective(config: Config, document: Document | None = None) -> dict[str, Any
         "server": msgspec.to_builtins(config.server),
         "memory": {"budget": config.memory.budget or "80%", "gpu": config.memory.gpu, "anyway": config.memory.anyway},
         "routing": msgspec.to_builtins(config.routing),
+        "store": msgspec.to_builtins(config.store),
         "request_log": msgspec.to_builtins(config.request_log),
         **_settings(config.for_model("")),
         "models": {name: _model(config.for_model(name)) for name in config.models},
@@ -79,4 +81,6 @@ def _hide(value: Any, from_environment: dict[str, str], name: str = "", in_args:
         return from_environment[value]
     if in_args and _SECRET_NAME.search(name):
         return "(hidden)"
+    if name == "url":
+        value = _URL_PASSWORD.sub(lambda found: f"{found[1] or found[2]}(hidden)", value)
     return value if len(value) <= _LONG_TEXT else f"{value[:_LONG_TEXT]}... ({len(value)} characters)"

@@ -80,6 +80,20 @@ def test_show_is_the_effective_configuration_without_secrets() -> None:
     assert json.loads(runner.invoke(config_app, ["show", "--json"]).stdout)["models"] == shown["models"]
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:se@cret@db/laya", "postgresql://ann:(hidden)@db/laya"),
+        ("postgresql://ann@db:5432/laya?password=secret&x=1", "postgresql://ann@db:5432/laya?password=(hidden)&x=1"),
+        ("sqlite:////srv/laya.db", "sqlite:////srv/laya.db"),
+    ],
+)
+def test_show_has_the_store_without_its_password(url: str, shown: str) -> None:
+    Path("config.yaml").write_text(f"store: {{url: '{url}', keep: 7d}}\n")
+    store = yaml.safe_load(runner.invoke(config_app, ["show"]).stdout)["store"]
+    assert store == {"url": shown, "keep": 7 * 86400, "max_bytes": 2**30, "keep_usage": 400 * 86400}
+
+
 def test_show_and_example_are_files_that_load() -> None:
     for verb in ("show", "example"):
         path = Path(f"{verb}.yaml")
