@@ -191,7 +191,7 @@ class Exchange(Answering):
     def begin_anew(self) -> None:
         """Another replica gets it; what its engine said or did is forgotten."""
         self.n_moves += 1
-        self.was_sent = self.sent_again = self.tried_later = self.engine_lost = self.upstream_paused = False
+        self.was_sent = self.sent_again = self.tried_later = self.engine_lost = False
         self.sent_s = self.first_token_s = 0.0
         self.prefill_done = self.prefill_total = self.n_tokens_out = 0
         if self.parsed is not None and self.parsed.max_tokens is None:  # said again with the body for its engine

@@ -96,6 +96,8 @@ class Sending:
             exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' has just stopped."))
             return
         exchange.connection, exchange.was_sent = connection, True
+        if exchange.upstream_paused:  # since it waited
+            connection.pause()
         request = pool.request_bytes(ENGINE_STARTS[exchange.kind], exchange.upstream_body)
         connection.send(request, relay_for(exchange))
         if not exchange.deadline_s:  # it went straight through: what it took here is Laya's own time

@@ -389,6 +389,29 @@ async def test_stream_that_comes_back_for_a_slow_client_stays_held_up(tmp_path: 
         assert await gate.settled() == {"cancelled": 1}
 
 
+async def test_client_that_reads_nothing_while_it_waits_holds_its_engine_up_too(tmp_path: Path) -> None:
+    async with front(tmp_path, endless, max_num_seqs=1) as gate:
+        first = await gate.client()
+        first.send(chat(stream=True))
+        await until(lambda: gate.endpoint.live)
+        (connection_of_first,) = gate.connections
+        client = await gate.client(limit=2**16)
+        client.send(chat(stream=True))
+        await until(lambda: len(gate.endpoint.queue) == 1)
+        (connection,) = gate.connections - {connection_of_first}
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        (waiting,) = gate.endpoint.queue
+        while not connection.flow.write_paused:
+            waiting.write(b": waiting\n\n" * 10_000)
+        n_before = connection.transport.get_write_buffer_size()
+        first.abort()
+        await until(lambda: len(gate.engine.calls) == 2)
+        await asyncio.wait_for(standstill(gate.engine.calls[-1]), 10)
+        assert connection.transport.get_write_buffer_size() == n_before
+        client.abort()
+        assert await gate.settled() == {"cancelled": 2}
+
+
 async def test_client_that_never_reads_on_is_dropped(tmp_path: Path) -> None:
     async with front(tmp_path, endless) as gate:
         client = await gate.client(limit=2**16)
