@@ -5,6 +5,7 @@ Blocks come from requests, which may be wrong. Pure.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -115,7 +116,7 @@ def chat_messages(system: str | list[TextBlock] | None, messages: list[MessagePa
         content = message.content
         blocks: Sequence[AnyBlock] = [TextBlock(text=content)] if isinstance(content, str) else content
         if message.role == "assistant":
-            _add(out, _assistant(blocks, calls, index))
+            out.append(_assistant(blocks, calls, index))
             continue
         for place, block in enumerate(blocks):
             if isinstance(block, ToolResultBlock):
@@ -124,18 +125,21 @@ def chat_messages(system: str | list[TextBlock] | None, messages: list[MessagePa
         said = [block for block in blocks if not isinstance(block, ToolResultBlock)]
         if said:
             _check_said(said, message.role, index)
-            _add(out, {"role": message.role, "content": _content(said)})
+            out.append({"role": message.role, "content": _content(said)})
+    return _joined(out)
+
+
+def _joined(messages: list[Message]) -> list[Message]:
+    """Turns of one role that follow each other and are text as one; each text is copied once, however many they are."""
+    out: list[Message] = []
+    for _, turns in itertools.groupby(messages, lambda each: each["role"] if _is_text(each) else id(each)):
+        first, *more = turns
+        out.append(first | {"content": "\n\n".join(each["content"] for each in (first, *more))} if more else first)
     return out
 
 
-def _add(out: list[Message], message: Message) -> None:
-    """Append, or go on with the turn before where that has the same role and both are text."""
-    before = out[-1] if out else {}
-    both_text = isinstance(before.get("content"), str) and isinstance(message["content"], str)
-    if before.get("role") == message["role"] and both_text and "tool_calls" not in before | message:
-        before["content"] += "\n\n" + message["content"]
-    else:
-        out.append(message)
+def _is_text(message: Message) -> bool:
+    return message["role"] != "tool" and isinstance(message["content"], str) and "tool_calls" not in message
 
 
 def _assistant(blocks: Sequence[AnyBlock], calls: set[str], index: int) -> Message:

@@ -7,6 +7,7 @@ taken and told to be without effect, since the plan decides that. Knows no engin
 from __future__ import annotations
 
 import re
+from collections import OrderedDict, defaultdict, deque
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -254,15 +255,15 @@ def _response_format(given: str | dict[str, Any] | None) -> dict[str, Any] | Non
 def _messages(messages: list[Message]) -> list[dict[str, Any]]:
     """Chat messages. Results follow their calls in order where no id says whose they are."""
     out: list[dict[str, Any]] = []
-    waiting: list[tuple[str, str]] = []  # calls without a result so far: (name, id)
+    waiting = _Waiting([])
     for message in messages:
         told: dict[str, Any] = {"role": message.role, "content": _content(message)}
         if message.tool_calls:
             calls = [_call(call, len(out), index) for index, call in enumerate(message.tool_calls)]
-            waiting = [(call["function"]["name"], call["id"]) for call in calls]
+            waiting = _Waiting(calls)
             told |= {"tool_calls": calls, "content": told["content"] or None}
         elif message.role == "tool":
-            told["tool_call_id"] = message.tool_call_id or _take_call(waiting, message.tool_name)
+            told["tool_call_id"] = message.tool_call_id or waiting.take(message.tool_name)
         out.append(told)
     return out
 
@@ -273,9 +274,22 @@ def _call(call: Call, place: int, index: int) -> dict[str, Any]:
     return {"id": call.id or f"call_{place}_{index}", "type": "function", "function": function}
 
 
-def _take_call(waiting: list[tuple[str, str]], name: str | None) -> str:
-    place = next((index for index, (called, _) in enumerate(waiting) if name in (None, called)), None)
-    return waiting.pop(place)[1] if place is not None else f"call_{name or 'unknown'}"
+class _Waiting:
+    """The calls of a message that have no result so far. To take one costs the same, however many there are."""
+
+    def __init__(self, calls: list[dict[str, Any]]) -> None:
+        self._ids = OrderedDict(enumerate(call["id"] for call in calls))  # by their place
+        self._places: defaultdict[str, deque[int]] = defaultdict(deque)  # by their name, taken ones among them
+        for place, call in enumerate(calls):
+            self._places[call["function"]["name"]].append(place)
+
+    def take(self, name: str | None) -> str:
+        """The id of the next one of this name, or of any name."""
+        places = self._ids if name is None else self._places.get(name, deque())
+        while isinstance(places, deque) and places and places[0] not in self._ids:
+            places.popleft()
+        place = next(iter(places), None)
+        return self._ids.pop(place) if place is not None else f"call_{name or 'unknown'}"
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:

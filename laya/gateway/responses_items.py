@@ -5,6 +5,7 @@ Items come from requests, which may be wrong, and from the store, which holds wh
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -148,7 +149,8 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Item]:
     for item in items:
         kind = item["type"]
         if kind == "message":
-            _add_message(messages, item)
+            role = "system" if item["role"] in _SYSTEM else item["role"]
+            messages.append({"role": role, "content": _chat_content(item["content"])})
         elif kind == "function_call":
             calls.add(item["call_id"])
             _add_call(messages, item)
@@ -160,17 +162,19 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Item]:
             output = item["output"]
             text = output if isinstance(output, str) else "".join(part["text"] for part in output)
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text})
-    return messages
+    return _with_one_system(messages)
 
 
-def _add_message(messages: list[Item], item: Item) -> None:
-    role = "system" if item["role"] in _SYSTEM else item["role"]
-    content = _chat_content(item["content"])
-    is_first = role == "system" and len(messages) == 1 and messages[0]["role"] == "system"
-    if is_first and isinstance(content, str) and isinstance(messages[0]["content"], str):
-        messages[0]["content"] += "\n\n" + content
-    else:
-        messages.append({"role": role, "content": content})
+def _with_one_system(messages: list[Item]) -> list[Item]:
+    """The messages, the texts of the system that they begin with in one; each is copied once, however many they are."""
+    texts = [each["content"] for each in itertools.takewhile(_is_system_text, messages)]
+    if len(texts) < 2:
+        return messages
+    return [{"role": "system", "content": "\n\n".join(texts)}, *messages[len(texts) :]]
+
+
+def _is_system_text(message: Item) -> bool:
+    return message["role"] == "system" and isinstance(message["content"], str)
 
 
 def _add_call(messages: list[Item], item: Item) -> None:

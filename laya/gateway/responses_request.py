@@ -212,10 +212,10 @@ def _tools(asked: Create) -> dict[str, Any]:
     tools, choice = asked.tools or [], asked.tool_choice
     if isinstance(choice, dict):
         names, mode = _allowed(choice)
-        known = [tool.name for tool in tools]
+        known = {tool.name for tool in tools}
         for name in names:
             if name not in known:
-                hint = f" 'tools' has: {', '.join(known)}." if known else " 'tools' is empty."
+                hint = f" 'tools' has: {', '.join(tool.name for tool in tools)}." if tools else " 'tools' is empty."
                 raise InvalidRequest(f"'tool_choice' names the tool {name!r}, which is not there.{hint}",
                                      param="tool_choice")  # fmt: skip
         tools, choice = [tool for tool in tools if tool.name in names], mode
@@ -238,13 +238,13 @@ def _chat_tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
-def _allowed(choice: dict[str, Any]) -> tuple[list[str], str]:
+def _allowed(choice: dict[str, Any]) -> tuple[set[str], str]:
     """The names that a choice of tools allows, and how: `auto` or `required`."""
     kind = choice.get("type")
     if kind == "function" and isinstance(choice.get("name"), str):
-        return [choice["name"]], "required"
+        return {choice["name"]}, "required"
     if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
-        names = [str(tool.get("name")) for tool in choice["tools"] if isinstance(tool, dict)]
+        names = {str(tool.get("name")) for tool in choice["tools"] if isinstance(tool, dict)}
         if names and choice.get("mode") in ("auto", "required"):
             return names, choice["mode"]
         raise InvalidRequest(

@@ -50,7 +50,7 @@ class ForcedCalls(msgspec.Struct, frozen=True):
     is_list: bool
 
 
-def read_choice(raw: msgspec.Raw | None, tools: list[ToolHead]) -> tuple[Mode, list[str] | None]:
+def read_choice(raw: msgspec.Raw | None, tools: list[ToolHead]) -> tuple[Mode, set[str] | None]:
     """The mode, and the names of the tools it is about (None: all). Raises InvalidRequest."""
     if raw is None:
         return "auto", None
@@ -65,15 +65,16 @@ def read_choice(raw: msgspec.Raw | None, tools: list[ToolHead]) -> tuple[Mode, l
     else:
         mode, names = _named(choice)
     known = [tool.function.name for tool in tools]
+    in_tools = set(known)
     if not known and (mode == "required" or names):
         raise InvalidRequest("'tool_choice' asks for a call and 'tools' is empty.", param="tool_choice")
     for name in names or ():
-        if name not in known:
+        if name not in in_tools:
             close = nearest(name, known)
             hint = f" Did you mean '{close}'?" if close else f" There are: {', '.join(known)}."
             raise InvalidRequest(f"'tool_choice' names the tool '{name}', which is not in 'tools'.{hint}",
                                  param="tool_choice")  # fmt: skip
-    return mode, names
+    return mode, None if names is None else set(names)
 
 
 def _named(choice: Any) -> tuple[Mode, list[str]]:
@@ -92,14 +93,14 @@ def _named(choice: Any) -> tuple[Mode, list[str]]:
     )
 
 
-def allowed_alone(raw: msgspec.Raw, names: list[str]) -> list[msgspec.Raw]:
+def allowed_alone(raw: msgspec.Raw, names: set[str]) -> list[msgspec.Raw]:
     """The tools of these names, as they came."""
     each = msgspec.json.decode(raw, type=list[msgspec.Raw])
     heads = msgspec.json.decode(raw, type=list[ToolHead])
     return [tool for tool, head in zip(each, heads, strict=True) if head.function.name in names]
 
 
-def forced_calls(raw: msgspec.Raw, names: list[str] | None, *, parallel: bool) -> ForcedCalls:
+def forced_calls(raw: msgspec.Raw, names: set[str] | None, *, parallel: bool) -> ForcedCalls:
     """What an answer is held to that must call one of the tools in `raw`. Raises InvalidRequest for too large ones."""
     try:
         data = msgspec.json.encode(_composed(msgspec.json.decode(raw), names, parallel=parallel))
@@ -109,13 +110,14 @@ def forced_calls(raw: msgspec.Raw, names: list[str] | None, *, parallel: bool) -
     return ForcedCalls(data, parallel)
 
 
-def _composed(tools: list[dict[str, Any]], names: list[str] | None, *, parallel: bool) -> dict[str, Any]:
-    functions = [tool["function"] for tool in tools]
-    calls = [_call(each, index) for index, each in enumerate(functions) if names is None or each["name"] in names]
+def _composed(tools: list[dict[str, Any]], names: set[str] | None, *, parallel: bool) -> dict[str, Any]:
+    each_function = ((index, tool["function"]) for index, tool in enumerate(tools))
+    offered = [(index, each) for index, each in each_function if names is None or each["name"] in names]
+    calls = [_call(each, index) for index, each in offered]
     schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
     if parallel:
         schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": CALLS_MOST}
-    defs = {name: each for index, function in enumerate(functions) for name, each in _defs(function, index).items()}
+    defs = {name: each for index, function in offered for name, each in _defs(function, index).items()}
     if defs:
         schema["$defs"] = defs
     return schema

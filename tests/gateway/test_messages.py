@@ -275,6 +275,17 @@ def test_conversation_with_tools_and_images_becomes_chat_messages() -> None:
     assert more["content"][1] == {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
+def test_turns_of_one_role_are_one_where_they_are_text() -> None:
+    use = [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]
+    result = [{"type": "tool_result", "tool_use_id": "t", "content": "r"}]
+    given = [("user", "a"), ("user", "b"), ("user", "c"), ("assistant", "d"), ("assistant", use), ("assistant", "e"),
+             ("assistant", "f"), ("user", result), ("user", result), ("user", "g")]  # fmt: skip
+    messages = chat(messages=[{"role": role, "content": content} for role, content in given])["messages"]
+    told = [(each["role"], each["content"]) for each in messages]
+    assert told == [("user", "a\n\nb\n\nc"), ("assistant", "d"), ("assistant", None), ("assistant", "e\n\nf"),
+                    ("tool", "r"), ("tool", "r"), ("user", "g")]  # fmt: skip
+
+
 def test_tool_choice_becomes_chats() -> None:
     other = TOOL | {"name": "other"}
     assert chat(tools=[TOOL])["tool_choice"] == "auto"

@@ -209,6 +209,16 @@ def test_results_find_their_calls_and_images_their_place() -> None:
     assert second["tool_call_id"] == said["tool_calls"][1]["id"]
 
 
+def test_results_take_their_calls_in_order_by_name_or_whichever_is_next() -> None:
+    calls = [{"function": {"name": name, "arguments": {}}} for name in ("f", "g", "f", "f")]
+    results = [{"role": "tool", "content": "x"} | ({"tool_name": name} if name else {})
+               for name in ("g", None, "f", "h", None, "f")]  # fmt: skip
+    messages = [{"role": "assistant", "tool_calls": calls}, *results]
+    asked = read_chat(json.dumps(CHAT | {"messages": messages}).encode())
+    ids = [each["tool_call_id"] for each in chat_of(asked)["messages"][1:]]
+    assert ids == ["call_0_1", "call_0_0", "call_0_2", "call_h", "call_0_3", "call_f"]
+
+
 @pytest.mark.parametrize(("fields", "said"), [
     ({"option": {}}, "Did you mean 'options'?"),
     ({"options": {"num_cxt": 1}}, "'options.num_cxt' is not a field of /api/chat"),

@@ -310,6 +310,17 @@ def test_output_of_a_response_is_input_as_it_is() -> None:
     assert roles == ["user", "assistant", "tool"]
 
 
+def test_what_the_system_says_first_is_one_message() -> None:
+    image = [{"type": "input_image", "image_url": "data:x"}]
+    for given, contents in (
+        (["a", "b"], ["I\n\na\n\nb"]),
+        (["a", None, "b"], ["I\n\na", "hi", "b"]),
+        (["a", image, "b"], ["I\n\na", [{"type": "image_url", "image_url": {"url": "data:x"}}], "b"]),
+    ):
+        items = [{"role": "developer" if each else "user", "content": each or "hi"} for each in given]
+        assert [each["content"] for each in messages_of("I", read_items(items))] == contents
+
+
 def test_a_named_tool_is_the_only_one_told_and_required() -> None:
     tools = [TOOL, TOOL | {"name": "other"}]
     for choice, names, mode in (

@@ -94,6 +94,8 @@ def test_definitions_of_two_tools_do_not_meet() -> None:
     assert schema["$defs"] == {"tool0-Place": {"type": "string"}, "tool1-Place": {"type": "integer"}}
     refs = [each["properties"]["arguments"]["properties"]["at"]["$ref"] for each in schema["anyOf"]]
     assert refs == ["#/$defs/tool0-Place", "#/$defs/tool1-Place"]
+    one = schema_of(tools=[tool("f", with_place("string")), tool("g", with_place("integer"))], tool_choice=named("g"))
+    assert one["$defs"] == {"tool1-Place": {"type": "integer"}}  # nothing of the tool that can't be called
     with pytest.raises(InvalidRequest, match="#/properties/at"):
         read(tools=[tool("f", {"properties": {"b": {"$ref": "#/properties/at"}}})], tool_choice="required")
 
