@@ -69,7 +69,7 @@ class Express:
         """Lend a client that has just sent `data`; False where its transport is still busy."""
         client.known_as = None
         transport = client.transport
-        is_idle = not transport.get_write_buffer_size() and not self._dispatcher.outbox.holds(transport)
+        is_idle = self._dispatcher.outbox.is_clear(transport)
         if known_as.n_changes != self._n_changes or not is_idle or client.scheme != "http" or client.lane is None:
             return False
         native = self._native

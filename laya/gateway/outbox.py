@@ -33,9 +33,9 @@ class Outbox:
         if self._n_bytes > HOLD_BYTES:
             self.flush()
 
-    def holds(self, transport: asyncio.Transport) -> bool:
-        """Whether something for it is still to be written."""
-        return any(pending is transport for pending, _ in self._pending)
+    def is_clear(self, transport: asyncio.Transport) -> bool:
+        """Whether all that was ever written to it has left, so that somebody else may write to its socket."""
+        return not transport.get_write_buffer_size() and all(held is not transport for held, _ in self._pending)
 
     def flush(self) -> None:
         """Write now; before anything else is done to a transport that may have something here."""

@@ -46,20 +46,22 @@ class Pump:
 
     def begin(self, exchange: Exchange, relay: StreamRelay) -> None:
         """Take a stream whose request is just being written."""
-        client = exchange.protocol.transport
-        if self._native is None or not exchange.chunked or exchange.held_bytes or client.get_write_buffer_size():
+        if not self._can_take(exchange) or not exchange.chunked or exchange.held_bytes:
             return
         if exchange.head_sent:  # it was told that it waits; it is offered when it has begun
             return
-        if self._outbox.holds(client):  # the end of the answer before
-            self._outbox.flush()
-        self._add(exchange, relay, exchange.stream_head())
+        if self._outbox.is_clear(exchange.protocol.transport):
+            self._add(exchange, relay, exchange.stream_head())
 
     def offer(self, exchange: Exchange, relay: StreamRelay) -> None:
         """Take a stream that has begun as soon as that can be done."""
-        if self._native is not None and not relay.is_offered:
+        if self._can_take(exchange) and not relay.is_offered:
             relay.is_offered = True
             asyncio.get_running_loop().call_soon(self._take, exchange, relay, TRIES)
+
+    def _can_take(self, exchange: Exchange) -> bool:
+        """Not over TLS, where the socket has what that makes of it."""
+        return self._native is not None and exchange.protocol.scheme == "http"
 
     def _take(self, exchange: Exchange, relay: StreamRelay, tries: int) -> None:
         connection, client = exchange.connection, exchange.protocol.transport
@@ -67,7 +69,7 @@ class Pump:
         can_flow = connection is not None and connection.is_at_boundary and not connection.is_paused
         if not can_flow or not relay.is_steady or client.is_closing():
             return
-        if not client.get_write_buffer_size():
+        if self._outbox.is_clear(client):
             self._add(exchange, relay, None)
         elif tries:
             relay.is_offered = True
@@ -77,8 +79,6 @@ class Pump:
         """`head`: for the client, where the engine has not sent anything yet."""
         native, connection, client = self._native, exchange.connection, exchange.protocol.transport
         assert native is not None and connection is not None
-        if exchange.protocol.scheme != "http":  # its socket has what TLS makes of it
-            return
         if not self._is_watched:
             self._is_watched = True
             asyncio.get_running_loop().add_reader(native.fileno(), self.see_to_left)

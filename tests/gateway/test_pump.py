@@ -216,6 +216,26 @@ async def test_client_that_reads_slowly_gets_all_of_it(tmp_path: Path) -> None:
         assert await gate.settled() == {"served": 1}
 
 
+async def test_nothing_flows_past_what_is_still_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, n_flowing = Pump._take, []
+
+    def take_behind_a_write(streams: Pump, exchange: Any, relay: Any, tries: int) -> None:
+        streams._outbox.write(exchange.protocol.transport, b"")
+        take(streams, exchange, relay, tries)
+        n_flowing.append(len(streams))
+
+    async def script(call: Call) -> None:
+        call.write(STREAM_HEAD + chunk(progress(1, 9)) + b"".join(map(chunk, START)))
+        await until(lambda: len(n_flowing) > pump.TRIES)
+        ends(call)
+
+    monkeypatch.setattr(Pump, "_take", take_behind_a_write)
+    async with front(tmp_path, script) as gate:
+        assert (await gate.ask(chat(stream=True))).body == b"".join([*START[1:], delta("stop"), DONE])
+        assert await gate.settled() == {"served": 1}
+    assert set(n_flowing) == {0}
+
+
 async def test_stopping_server_ends_a_stream_in_the_pump(tmp_path: Path) -> None:
     script = Paced(chunk(delta(content="b")))
     async with front(tmp_path, script) as gate:
