@@ -2,8 +2,9 @@
 
 Two questions, asked of each engine a few times a second at no cost to requests. Does it live? It is asked for its slots
 now and then, which llama.cpp answers between two batches, so a slow prefill is no silence. Does it get on? A stream
-that was sent and has no first token must show prefill progress. Time counts only while this process itself runs, so
-that nobody is found stuck after a suspend. What is stuck is stopped, by force if need be, and loaded again.
+that was sent and has no first token must show prefill progress. Time counts only while this process itself runs, and
+from the start again after it was stopped: engines are mostly stopped with it, and may go on a little later. What is
+stuck is stopped, by force if need be, and loaded again.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Watch:
         step_s = now_s - self._swept_s if self._swept_s is not None else 0.0
         self._swept_s = now_s
         self._clock_s += min(max(step_s, 0.0), LONGEST_STEP_S)
+        if step_s > ASK_EVERY_S:  # stopped for so long that a question is missing
+            self._life, self._progress = ProgressWatch(), ProgressWatch()
         for endpoint in list(self._fleet.endpoints.values()):
             if endpoint.is_serving:
                 self._look(endpoint)

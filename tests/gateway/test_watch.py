@@ -11,7 +11,7 @@ import pytest
 from laya.gateway.watch import ASK_EVERY_S, IDLE_LIMIT_S
 
 from .front import Front, chat, front, request, until
-from .scripted_engine import STREAM_HEAD, Call, chunk, hello, progress
+from .scripted_engine import SLOTS, STREAM_HEAD, Call, chunk, hello, progress
 
 pytestmark = pytest.mark.anyio
 LIMIT_S = 3.0
@@ -123,6 +123,25 @@ async def test_time_that_this_process_was_stopped_for_does_not_count(tmp_path: P
         gate.sweep(1000)
         assert not stuck_events(gate)
         client.close()
+
+
+async def test_engine_that_goes_on_later_than_this_process_has_the_whole_time_again(tmp_path: Path) -> None:
+    async with front(tmp_path, hello) as gate:
+        await look(gate, 2 * ASK_EVERY_S)
+        gate.engine.tells_slots = False  # the engine is stopped first
+        await look(gate, IDLE_LIMIT_S - ASK_EVERY_S)
+        gate.seconds += 60  # type: ignore[attr-defined]  # then this process too, which goes on before it
+        await look(gate, IDLE_LIMIT_S - 1)
+        assert not stuck_events(gate)
+        (asked,) = [call for call in gate.engine.open if call.path == "/slots"]
+        asked.write(SLOTS)
+        gate.engine.tells_slots = True
+        await until(lambda: not gate.gateway.fleet.watch.is_asking(gate.endpoint))
+        await look(gate, 2 * IDLE_LIMIT_S)
+        assert not stuck_events(gate)
+        gate.engine.tells_slots = False
+        await look(gate, IDLE_LIMIT_S + 2 * ASK_EVERY_S)
+        assert len(stuck_events(gate)) == 1, "one that does not go on is found all the same"
 
 
 async def test_what_waits_at_a_stuck_replica_is_served_by_the_other(tmp_path: Path) -> None:
