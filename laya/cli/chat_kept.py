@@ -12,6 +12,7 @@ from rich.table import Table
 
 from laya.cli.output import print_table, shown
 from laya.config import data_dir
+from laya.config.places import DATABASE
 from laya.errors import StoreError
 from laya.store import Store
 
@@ -21,7 +22,7 @@ MAX_LISTED = 50
 def open_store() -> Store:
     """The store of this user. Raises StoreError that says how to do without."""
     try:
-        return Store(data_dir(os.environ) / "laya.db")
+        return Store(data_dir(os.environ) / DATABASE)
     except StoreError as error:
         raise StoreError(f"{error.message}. `laya chat --no-store` keeps nothing and needs no file.") from error
 

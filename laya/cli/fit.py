@@ -11,8 +11,9 @@ from typing import Literal
 import msgspec
 
 from laya.cli.output import shown
-from laya.cli.rates import DATABASE, kept_rates
+from laya.cli.rates import kept_rates
 from laya.config import Config, ResolvedModel
+from laya.config.places import DATABASE
 from laya.errors import LayaError, StoreError
 from laya.gateway.corrections import Corrections
 from laya.memory import Budget, Correction, Machine, ModelShape, plan_before_download, plan_file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from laya.config.places import DATABASE
 from laya.models import home_path
 
 
@@ -9,4 +10,4 @@ def n_kept_keys() -> int:
     """Keys that `laya key` made. Raises StoreError where there is a store that cannot be read."""
     from laya.gateway.live_keys import read_keys  # a database's library, which most verbs start without
 
-    return len(read_keys(home_path() / "laya.db"))
+    return len(read_keys(home_path() / DATABASE))

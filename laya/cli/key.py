@@ -26,8 +26,8 @@ from laya.config import load_config
 from laya.config.check_routing import AUTO
 from laya.config.hosts import is_loopback
 from laya.config.keys import MIN_KEY_CHARS, hash_key
+from laya.config.places import DATABASE
 from laya.errors import ConfigError, InvalidRequest, LayaError, NoServer
-from laya.gateway.fleet import DATABASE
 from laya.gateway.key_desk import AskedKey, make
 from laya.gateway.key_desk import revoke as end
 from laya.gateway.key_desk import shown as shown_key

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from laya.config.places import DATABASE
 from laya.errors import EngineFailed
 from laya.gateway.rates import kept_rates as read_rates
 from laya.memory.rates import MachineRates
@@ -20,7 +21,6 @@ from laya.store import Store
 
 BENCH = "laya.bench.rates"
 TIMEOUT_S = 180
-DATABASE = "laya.db"
 
 
 def kept_rates(home: Path | None = None) -> MachineRates | None:

@@ -22,11 +22,10 @@ from laya.cli.output import shown
 from laya.config import ApiKey, Config, ModelConfig, load_config, parse_engine_flags, with_settings
 from laya.config.hosts import is_loopback
 from laya.config.keys import hash_key, new_key
-from laya.config.places import config_path
+from laya.config.places import DATABASE, config_path
 from laya.engines.llamacpp_child import die_with_parent
 from laya.errors import ConfigError, LayaError
 from laya.gateway.endpoint import Endpoint
-from laya.gateway.fleet import DATABASE
 from laya.gateway.listening import listen
 from laya.gateway.live_keys import lasts, read_keys
 from laya.gateway.operating import ConfigSource

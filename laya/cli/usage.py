@@ -14,8 +14,8 @@ from rich.table import Table
 from laya.cli.client import ServerClient
 from laya.cli.output import print_json, print_table, shown
 from laya.config import parse_duration
+from laya.config.places import DATABASE
 from laya.errors import ConfigError, NoServer
-from laya.gateway.fleet import DATABASE
 from laya.gateway.usage import grouped
 from laya.models import home_path
 from laya.store import Store

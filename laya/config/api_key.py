@@ -7,10 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from laya.config.values import Count, Sha256
 from laya.types import KeyRole
-
-Count = Annotated[int, Meta(ge=1)]
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class ApiKey(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import platformdirs
 
+DATABASE = "laya.db"  # the store, in the data folder
+
 
 def data_dir(environ: Mapping[str, str]) -> Path:
     """Folder of pulled models, logs and the database: `$LAYA_HOME`, else the user's data folder."""

@@ -14,9 +14,10 @@ from msgspec import UNSET, Meta, UnsetType
 
 from laya.config.request_log import RequestLogConfig
 from laya.config.routing import RoutingConfig
-from laya.config.server import Duration, Seconds, ServerConfig
+from laya.config.server import ServerConfig
 from laya.config.store import StoreConfig
 from laya.config.units import parse_budget
+from laya.config.values import Count, Duration, Seconds
 from laya.types import RoutePolicy, Task
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 Auto = Literal["auto"]
-Count = Annotated[int, Meta(ge=1)]
 Limit = Annotated[int, Meta(extra={"unit": "limit"}, extra_json_schema={"x-unit": "limit"})]
 CacheSize = Annotated[int, Meta(ge=0, extra={"unit": "cache"}, extra_json_schema={"x-unit": "cache"})]
 Budget = Annotated[str | int | None, Meta(extra={"unit": "budget"}, extra_json_schema={"x-unit": "budget"})]

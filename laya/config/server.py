@@ -8,11 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from laya.config.api_key import ApiKey
+from laya.config.values import Bytes, Seconds
 from laya.types import MIB
-
-Bytes = Annotated[int, Meta(ge=0, extra={"unit": "bytes"}, extra_json_schema={"x-unit": "bytes"})]
-Duration = Annotated[float, Meta(extra={"unit": "duration"}, extra_json_schema={"x-unit": "duration"})]
-Seconds = Annotated[float, Meta(gt=0)]
 
 
 class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from laya.config import Config, ResolvedModel
+from laya.config.places import DATABASE
 from laya.engines.hooks import Ending
 from laya.engines.settings import EngineSettings
 from laya.engines.supervisor import Supervisor
@@ -42,7 +43,6 @@ from laya.types import EngineAddress, ModelFile, ModelState, PlannedSettings
 if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
 
-DATABASE = "laya.db"
 DRAIN_DEADLINE_S = 30.0
 WINDOW_KEPT_S = 30.0
 MEASURE_EVERY_S = 2.0

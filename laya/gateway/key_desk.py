@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from laya.config.check_routing import AUTO
 from laya.config.keys import expiry_of, hash_key, new_key
+from laya.config.values import Sha256
 from laya.errors import InvalidRequest, nearest
 from laya.gateway.account import Key
 from laya.gateway.desk import reply, small_body, switch
@@ -26,7 +27,6 @@ from laya.gateway.own import OwnRequests
 from laya.types import KeyGrant, KeyRole
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LIMITS = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
 

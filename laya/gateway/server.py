@@ -23,6 +23,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from laya.config import Config
+from laya.config.places import DATABASE
 from laya.engines.ceiling import Ceilings
 from laya.engines.process import EngineProcess
 from laya.engines.supervisor import SHUTDOWN_S, Supervisor
@@ -33,7 +34,7 @@ from laya.gateway.desk import Desk
 from laya.gateway.dispatch import Dispatcher
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
-from laya.gateway.fleet import DATABASE, Fleet
+from laya.gateway.fleet import Fleet
 from laya.gateway.guarding import Guarding, claim_ceilings
 from laya.gateway.inner import Inner
 from laya.gateway.limits import Limits

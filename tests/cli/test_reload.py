@@ -20,7 +20,7 @@ import psutil
 import pytest
 from test_serve import MODEL, chat_once, command, ended, engine_of, environment, get, laya, stream_from, until
 
-from laya.gateway.fleet import DATABASE
+from laya.config.places import DATABASE
 from laya.store import Store
 
 pytestmark = pytest.mark.engine

@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from laya.gateway.fleet import DATABASE
+from laya.config.places import DATABASE
 from laya.store import Store
 from laya.types import KeyGrant
 

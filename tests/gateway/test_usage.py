@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from laya.config import StoreConfig
+from laya.config.places import DATABASE
 from laya.gateway import usage as module
-from laya.gateway.fleet import DATABASE
 from laya.gateway.usage import KEYS_LABELLED, OTHERS, Meter, grouped, today
 from laya.store import Store, Usage
 
