@@ -180,6 +180,16 @@ async def hello(call: Call) -> None:
     call.write(whole(META | {"object": "chat.completion", "choices": [choice], "usage": USAGE}))
 
 
+def hello_after(release: asyncio.Event) -> Script:
+    """What a good engine says, later."""
+
+    async def script(call: Call) -> None:
+        await release.wait()
+        await hello(call)
+
+    return script
+
+
 async def standstill(call: Call) -> int:
     """Bytes that the engine could write before it was held up."""
     seen = -1

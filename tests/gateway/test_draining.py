@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,9 @@ import pytest
 from laya.config.routing import RoutingConfig
 
 from .front import CHAT, Front, chat, front, request, until
-from .scripted_engine import Call, hello
+from .scripted_engine import hello_after
 
 pytestmark = pytest.mark.anyio
-
-
-def held(release: asyncio.Event) -> Callable[[Call], Any]:
-    async def script(call: Call) -> None:
-        await release.wait()
-        await hello(call)
-
-    return script
 
 
 async def drain(gate: Front) -> Any:
@@ -31,7 +22,7 @@ async def drain(gate: Front) -> Any:
 
 async def test_drained_model_finishes_what_runs_and_waits_and_refuses_the_rest(tmp_path: Path) -> None:
     release = asyncio.Event()
-    async with front(tmp_path, held(release), max_num_seqs=1) as gate:
+    async with front(tmp_path, hello_after(release), max_num_seqs=1) as gate:
         asked = [asyncio.create_task(gate.ask(chat())) for _ in range(2)]  # one runs, one waits
         await until(lambda: len(gate.endpoint.live) == 1 and gate.endpoint.queue)
         await drain(gate)
@@ -50,7 +41,7 @@ async def test_drained_model_finishes_what_runs_and_waits_and_refuses_the_rest(t
 
 async def test_drain_is_undone_while_requests_still_run(tmp_path: Path) -> None:
     release = asyncio.Event()
-    async with front(tmp_path, held(release)) as gate:
+    async with front(tmp_path, hello_after(release)) as gate:
         asked = asyncio.create_task(gate.ask(chat()))
         await until(lambda: gate.endpoint.live)
         await drain(gate)

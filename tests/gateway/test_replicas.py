@@ -16,7 +16,7 @@ from laya.routing import NO_ENDPOINT
 
 from .fleet_world import World, in_world, plans_of
 from .front import chat, front, request, until
-from .scripted_engine import Call, hello
+from .scripted_engine import hello_after
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("in_world")]
 __all__ = ["in_world"]
@@ -171,19 +171,12 @@ async def test_ttl_is_the_models(make_world: MakeWorld) -> None:
 
 
 async def test_requests_are_spread_over_replicas_of_one_name(tmp_path: Path) -> None:
-    async with front(tmp_path, max_num_seqs=1, model={"replicas": 2}) as gate:
-        gather = asyncio.Event()
-
-        async def script(call: Call) -> None:
-            await gather.wait()
-            await hello(call)
-
-        for engine in gate.engines:
-            engine.script = script
+    release = asyncio.Event()
+    async with front(tmp_path, hello_after(release), max_num_seqs=1, model={"replicas": 2}) as gate:
         asked = [asyncio.ensure_future(gate.ask(chat())) for _ in range(4)]
         await until(lambda: all(len(engine.calls) == 1 for engine in gate.engines))
         await until(lambda: sum(len(endpoint.queue) for endpoint in gate.endpoints) == 2)
-        gather.set()
+        release.set()
         answers = await asyncio.gather(*asked)
         assert {answer.status for answer in answers} == {200}
         assert {answer.json["model"] for answer in answers} == {"stub"}
@@ -194,15 +187,8 @@ async def test_requests_are_spread_over_replicas_of_one_name(tmp_path: Path) -> 
 
 
 async def test_requests_for_an_unloaded_model_wait_at_one_door_and_are_served_by_all(tmp_path: Path) -> None:
-    async with front(tmp_path, max_num_seqs=1, model={"replicas": 2}, loaded=False) as gate:
-        release = asyncio.Event()
-
-        async def script(call: Call) -> None:
-            await release.wait()
-            await hello(call)
-
-        for engine in gate.engines:
-            engine.script = script
+    release = asyncio.Event()
+    async with front(tmp_path, hello_after(release), max_num_seqs=1, model={"replicas": 2}, loaded=False) as gate:
         asked = [asyncio.ensure_future(gate.ask(chat())) for _ in range(4)]
         await until(lambda: all(len(engine.calls) == 1 for engine in gate.engines))
         release.set()
