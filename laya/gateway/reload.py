@@ -129,11 +129,11 @@ class Reloader:
                 is_due = await self._unload_stale(model_id)
                 group = fleet.replicas_of(model_id)
                 is_due |= may_preload and any(each.settings.preload for each in group)
-                if not is_due or not group or group[0].is_drained or group[0] in fleet.retiring:
+                if not is_due or not group or not fleet.is_wanted(group[0]):
                     break
                 may_preload = False
                 await fleet.load(group[0])
-            if group and not group[0].is_drained and group[0] not in fleet.retiring:
+            if group and fleet.is_wanted(group[0]):
                 await fleet.together.load_rest(group[0])
         except LayaError as error:
             fleet.events.add("reload_failed", f"'{model_id}' is not loaded anew: {error.message}", model=model_id)

@@ -63,7 +63,7 @@ class Replicas:
         for other in group:
             if not any(each.is_serving for each in group):
                 return  # unloaded meanwhile
-            if other.pool is None and other not in self._following:
+            if other.pool is None and other not in self._following and self._fleet.is_wanted(other):
                 await self._load(other)
 
     async def _load(self, endpoint: Endpoint) -> None:

@@ -170,6 +170,11 @@ class Shelf:
         """The endpoints of a model; none of one whose entry in the config is wrong."""
         return self._replicas.get(model_id, ())
 
+    def is_wanted(self, endpoint: Endpoint) -> bool:
+        """Whether an engine may be loaded for it unasked: neither a person nor a reload has taken it away."""
+        is_here = endpoint in self.replicas_of(endpoint.model_id) and endpoint not in self.retiring
+        return is_here and not endpoint.is_drained
+
     def groups(self) -> list[tuple[Endpoint, ...]]:
         """The endpoints of each model."""
         return list(self._replicas.values())

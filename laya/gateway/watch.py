@@ -109,7 +109,8 @@ class Watch:
     async def _restart(self, endpoint: Endpoint) -> None:
         try:
             await self._fleet.unload(endpoint, deadline_s=0.0)
-            await self._fleet.ready(endpoint)
+            if self._fleet.is_wanted(endpoint):
+                await self._fleet.ready(endpoint)
         except LayaError as error:
             self._fleet.events.add("engine_lost", f"no new engine of '{endpoint.name}': {error.message}")
         finally:

@@ -11,10 +11,12 @@ import pytest
 
 from laya.config import ApiKey, Config, load_config
 from laya.errors import ConfigError
+from laya.gateway.endpoint import Endpoint
 from laya.gateway.operating import ConfigSource
 from laya.gateway.reload import Reloader
 from laya.gateway.reload_diff import Report, adopt, model_changed, needs_restart, settings_changed
 from laya.gateway.reload_watch import ConfigWatch
+from laya.types import EngineAddress
 
 from .fleet_world import World, in_world, plans_of  # noqa: F401
 
@@ -175,6 +177,29 @@ async def test_replicas_come_and_go(place: Place) -> None:
     await place.reload()
     await place.settled()
     assert list(place.pids()) == ["a"] and len(place.fleet.endpoints) == 1
+
+
+async def test_replica_that_is_taken_away_while_another_loads_is_not_loaded(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write(a="replicas: 3")
+    await place.reload()
+    await place.settled()
+    ready = place.fleet.ready
+
+    async def reload_meanwhile(endpoint: Endpoint) -> EngineAddress:
+        address = await ready(endpoint)
+        place.write(a="replicas: 1")
+        await place.reload()
+        while len(place.fleet.endpoints) > 1:
+            await asyncio.sleep(0)
+        return address
+
+    monkeypatch.setattr(place.fleet, "ready", reload_meanwhile)
+    await place.world.load("a")
+    await place.settled()
+    assert list(place.pids()) == ["a"] and place.world.n_starts == 2
+    place.world.check_books()
 
 
 async def test_preload_loads_what_came(place: Place) -> None:

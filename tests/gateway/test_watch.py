@@ -69,6 +69,27 @@ async def test_engine_that_gives_nothing_is_stopped_and_its_request_is_told(tmp_
         assert await gate.settled() == {"failed": 1, "served": 1}
 
 
+async def test_drained_engine_that_is_stuck_is_stopped_and_not_started_again(tmp_path: Path) -> None:
+    stopping, is_gone = [], asyncio.Event()
+
+    async def unload(name: str, deadline_s: float) -> None:
+        stopping.append(name)
+        await is_gone.wait()
+
+    async with watched(tmp_path) as gate:
+        gate.supervisor.unload = unload  # type: ignore[method-assign]
+        client = await gate.client()
+        client.send(chat(stream=True))
+        await until(lambda: gate.engine.calls)
+        gate.gateway.fleet.draining.begin(gate.endpoint)
+        await look(gate, LIMIT_S + 2)
+        assert (await client.answer()).error["code"] == "engine_stuck"
+        await until(lambda: stopping == ["stub", "stub"])  # since it is stuck, and since it is drained
+        is_gone.set()
+        await until(lambda: not gate.gateway.fleet._tasks)
+        assert not gate.endpoint.is_serving
+
+
 async def test_slow_prefill_is_no_silence(tmp_path: Path) -> None:
     calls: list[Call] = []
 
