@@ -67,6 +67,8 @@ def sse(events: AsyncIterator[bytes]) -> StreamingResponse:
 class _Door:
     """Stands where an exchange has its client's connection; the answer goes out of the exchange itself."""
 
+    scheme = ""  # there is no socket that the native pump could write to
+
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.transport = self
