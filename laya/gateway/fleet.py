@@ -38,7 +38,7 @@ from laya.gateway.watch import Watch
 from laya.memory import Budget, Machine
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
-from laya.types import EngineAddress, ModelFile, ModelState, PlannedSettings
+from laya.types import EngineAddress, ModelFile, ModelState
 
 if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
@@ -206,16 +206,6 @@ class Fleet(Shown):
         others = (other for other in self.endpoints.values() if other is not endpoint)
         return [other for other in others if other.settings.pinned or other.model_id == endpoint.model_id]
 
-    def n_to_load(self, endpoint: Endpoint) -> int:
-        return self.together.n_to_load(endpoint)
-
-    def running_twin(self, endpoint: Endpoint) -> PlannedSettings | None:
-        return self.together.twin(endpoint)
-
-    def threads_for(self, endpoint: Endpoint) -> int | None:
-        """Threads of an engine whose model says none; None: all cores, shared out while it runs."""
-        return self.threads.fixed_for(endpoint)
-
     def budget(self) -> Budget:
         """What engines may use in all, as of now."""
         return self.loading.budget()
@@ -280,7 +270,7 @@ class Fleet(Shown):
     # what users see
     async def window(self, endpoint: Endpoint) -> int | None:
         """Tokens one request may hold: as loaded, or as it would be loaded alone now; None where it would not fit."""
-        planned = endpoint.planned or self.running_twin(endpoint)
+        planned = endpoint.planned or self.together.twin(endpoint)
         if planned is not None:
             return planned.max_seq_len
         known = self._windows.get(endpoint.model_id)

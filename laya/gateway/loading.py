@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -23,7 +23,11 @@ from laya.gateway.endpoint import Endpoint
 from laya.gateway.instead import models_that_fit
 from laya.gateway.rates import kept_rates
 from laya.memory import LLAMA_SERVER, Budget, Ledger, Machine, plan_file, refusal, size_text
-from laya.types import AskedSettings, ModelFile, Plan, PlannedSettings
+from laya.types import AskedSettings, ModelFile, Plan
+
+if TYPE_CHECKING:
+    from laya.gateway.replicas import Replicas
+    from laya.gateway.threads import Threads
 
 logger = logging.getLogger(__name__)
 RAM = "cpu"
@@ -37,12 +41,11 @@ class Others(Protocol):
 
     endpoints: dict[int, Endpoint]
     files: dict[str, ModelFile]
+    threads: Threads
+    together: Replicas
 
     def leaving_order(self, wanted: Endpoint | None) -> list[Endpoint]: ...
-    def threads_for(self, endpoint: Endpoint) -> int | None: ...
     def kept_for(self, endpoint: Endpoint) -> list[Endpoint]: ...
-    def n_to_load(self, endpoint: Endpoint) -> int: ...
-    def running_twin(self, endpoint: Endpoint) -> PlannedSettings | None: ...
 
 
 class Loading:
@@ -91,11 +94,11 @@ class Loading:
     def _asked(self, endpoint: Endpoint) -> AskedSettings:
         """What the user decided, and what was decided already: replicas of a model promise the same to requests."""
         asked = endpoint.settings.asked()
-        twin = self._others.running_twin(endpoint)
+        twin = self._others.together.twin(endpoint)
         if twin is not None:
             asked = msgspec.structs.replace(asked, max_seq_len=twin.max_seq_len, kv_cache_dtype=twin.kv_cache_dtype)
         if asked.n_threads is None:
-            asked = msgspec.structs.replace(asked, n_threads=self._others.threads_for(endpoint))
+            asked = msgspec.structs.replace(asked, n_threads=self._others.threads.fixed_for(endpoint))
         return asked
 
     async def reserve(self, endpoint: Endpoint, file: ModelFile, *, anyway: bool) -> Plan:
@@ -133,7 +136,7 @@ class Loading:
     async def _plan_of_share(self, endpoint: Endpoint, file: ModelFile, budget: Budget) -> Plan | None:
         """A plan that leaves as much for each replica that is still to be loaded; None where there is none, or where
         one alone needs more than its share."""
-        n_to_load = self._others.n_to_load(endpoint)
+        n_to_load = self._others.together.n_to_load(endpoint)
         if n_to_load < 2:
             return None
         limit = f"{budget.limit}, for {n_to_load} replicas"
