@@ -304,5 +304,6 @@ class NoServer(LayaError):
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name a user most likely meant, or None."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    likely = [each for each in known if len(name) <= 3 * len(each)]  # else too long for the cutoff, and long to compare
+    found = difflib.get_close_matches(name, likely, n=1, cutoff=0.5) if likely else []
     return found[0] if found else None

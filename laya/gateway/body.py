@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from laya.errors import InvalidRequest, NotSupported
-from laya.gateway.body_errors import explained, not_json
+from laya.gateway.body_errors import check_elements, explained, not_json
 from laya.gateway.engine_fields import EngineFields, check_engine_fields
 from laya.gateway.grammar import ToolHead, check_gbnf, check_schema, check_tools
 from laya.gateway.tool_choice import ForcedCalls, allowed_alone, forced_calls, read_choice
@@ -112,8 +112,6 @@ _REQUIRED = {
     EndpointKind.EMBEDDING: "input",
     EndpointKind.RERANK: "documents",
 }
-# Decoded, a list of small things takes some thirty times its bytes. So many commas are more than any context holds.
-ELEMENTS_LIMIT = 2**19
 TEXTS_LIMIT = 2048  # prompts, inputs or documents of one request, as at OpenAI
 _LARGE = {
     EndpointKind.CHAT: ("messages", "tools", "logit_bias", "stop"),
@@ -216,8 +214,7 @@ def _prompt_count(prompt: str | list[Any]) -> int:
 
 def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
     """Decode and validate. Raises InvalidRequest that names the field and the value."""
-    if len(data) > ELEMENTS_LIMIT and data.count(b",") > ELEMENTS_LIMIT:
-        raise InvalidRequest(f"The request body has more than {ELEMENTS_LIMIT} elements.")
+    check_elements(data)
     try:
         head = _DECODERS[kind].decode(data)
     except msgspec.ValidationError as error:

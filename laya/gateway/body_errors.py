@@ -10,9 +10,17 @@ import msgspec
 from laya.errors import InvalidRequest
 
 Raw: TypeAlias = msgspec.Raw
+# Decoded, a list of small things takes some thirty times its bytes. So many commas are more than any context holds.
+ELEMENTS_LIMIT = 2**19
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 _MISSING = re.compile(r"Object missing required field '(.*)'")
-_PATH = re.compile(r"(.*?)(?: - at `\$(.*)`)?$", re.S)
+_PLACE = " - at `$"  # what msgspec puts behind a reason, which may quote a value that has the same in it
+
+
+def check_elements(data: bytes) -> None:
+    """Raise InvalidRequest for what has more elements than are decoded."""
+    if len(data) > ELEMENTS_LIMIT and data.count(b",") > ELEMENTS_LIMIT:
+        raise InvalidRequest(f"The request body has more than {ELEMENTS_LIMIT} elements.")
 
 
 def not_json(error: Exception) -> InvalidRequest:
@@ -24,12 +32,10 @@ def not_json(error: Exception) -> InvalidRequest:
 
 def explained(error: msgspec.ValidationError, data: bytes) -> InvalidRequest:
     """msgspec names the place; users also want the value that stands there."""
-    match = _PATH.match(str(error))
-    reason, path = (match.group(1), match.group(2)) if match else (str(error), None)
-    reason = reason.replace("`", "'")
-    if not path:
-        return InvalidRequest(f"The request body has the wrong shape: {reason}.")
-    where = path.lstrip(".")
+    text, has_place, path = str(error).rpartition(_PLACE)
+    if not has_place:
+        return InvalidRequest(f"The request body has the wrong shape: {path.replace('`', chr(39))}.")
+    reason, where = text.replace("`", "'"), path.removesuffix("`").lstrip(".")
     missing = _MISSING.match(reason)
     try:
         if where == "logit_bias[...]":

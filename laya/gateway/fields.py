@@ -12,17 +12,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from laya.errors import InvalidRequest, NotSupported, nearest
-from laya.gateway.body import ELEMENTS_LIMIT
+from laya.gateway.body_errors import check_elements
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
-_PLACE = re.compile(r"(.*?)(?: - at `(?:key in )?\$(.*)`)?$", re.S)
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.S)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _TYPE_OF = re.compile(r"([^.\[\]]+)(?:\[\d+\])?\.type$")  # the field whose value, or whose items, have that type
 _SHOWN_MOST = 60
-
+_NULL = (None,)
 _DIGITS_MOST = 18  # Python refuses to read numbers of thousands of digits, with an error of another kind
 
 
@@ -38,44 +37,49 @@ def read_fields(
     *,
     instead: Mapping[str, str] | None = None,
     types: Mapping[str, Sequence[str]] | None = None,
+    nothing: Sequence[Any] = _NULL,
 ) -> _T:
-    """The body as a `kind`; a null says the same as nothing. Raises InvalidRequest, NotSupported.
+    """The body as a `kind`. Raises InvalidRequest, NotSupported.
 
-    api: what its fields are fields of. instead: fields that are not supported, and what to do. types: what the `type`
-    of a field's value may be, by the field's name, to be told where it is another.
+    api: what its fields are fields of. instead: fields that are not supported, and what to do; `kind` may have such a
+    field all the same, for the one value `false`. types: what the `type` of a field's value may be, by the field's
+    name, to be told where it is another. nothing: values that say the same as a field left out.
     """
-    if len(body) > ELEMENTS_LIMIT and body.count(b",") > ELEMENTS_LIMIT:
-        raise InvalidRequest(f"The request body has more than {ELEMENTS_LIMIT} elements.")
+    check_elements(body)
     try:
         fields = _OBJECT.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The request body is not a JSON object: {error}.") from None
     except RecursionError:
         raise InvalidRequest("The request body is nested too deeply.") from None
-    fields = {name: value for name, value in fields.items() if value is not None}
-    for name in fields:
-        if instead and name in instead:
+    fields = {name: value for name, value in fields.items() if value not in nothing}
+    known = kind.__struct_fields__
+    for name, value in fields.items():
+        if instead and name in instead and not (value is False and name in known):
             raise NotSupported(f"'{name}' is not supported here: {instead[name]}.", param=name)
+        if name not in known:
+            close = nearest(name, known)
+            hint = f" Did you mean '{close}'?" if close else ""
+            raise InvalidRequest(f"'{name}' is not a field of {api}.{hint}", param=name)
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), fields, kind, api, types or {}) from None
+        raise _explained(str(error), fields, api, types or {}) from None
 
 
 def _explained(
-    text: str, fields: dict[str, Any], kind: type[_T], api: str, types: Mapping[str, Sequence[str]]
+    text: str, fields: dict[str, Any], api: str, types: Mapping[str, Sequence[str]]
 ) -> InvalidRequest | NotSupported:
     """msgspec names the place; users also want the value that stands there, and what was meant."""
-    match = _PLACE.match(text)
-    assert match is not None, "the pattern takes any text"
-    reason, where = match.group(1), (match.group(2) or "").lstrip(".")
+    reason, has_place, place = text.rpartition(" - at `")  # the last one: a reason may quote what has the same in it
+    if not has_place:
+        reason, place = text, ""
+    where = place.removesuffix("`").removeprefix("key in ").removeprefix("$").lstrip(".")
     if named := _UNKNOWN.match(reason) or _MISSING.match(reason):
         param = f"{where}.{named.group(1)}" if where else named.group(1)
         if _MISSING.match(reason):
             return InvalidRequest(f"'{param}' is missing.", param=param)
-        close = None if where else nearest(param, kind.__struct_fields__)
-        hint = f" Did you mean '{close}'?" if close else ""
-        return InvalidRequest(f"'{param}' is not a field of {api}.{hint}", param=param)
+        return InvalidRequest(f"'{param}' is not a field of {api}.", param=param)
     value = shown(_value_at(fields, where))
     owner = _TYPE_OF.search(where)
     if owner and reason.startswith("Invalid") and owner.group(1) in types:
@@ -92,6 +96,11 @@ def _value_at(fields: dict[str, Any], where: str) -> Any:
             break
         value = value[int(index)] if index else value[name]
     return value
+
+
+def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said: a null says the same as nothing."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def shown(value: Any) -> str:

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from laya.errors import InvalidRequest, NotSupported
-from laya.gateway.fields import read_fields
+from laya.gateway.fields import read_fields, without_nulls
 from laya.gateway.messages_blocks import AnyBlock, CacheControl, MessageParam, TextBlock, chat_messages
+from laya.gateway.tool_choice import function_tool
 
 _THINKING_EDITS = "clear_thinking_"
 _INSTEAD = {
@@ -182,7 +183,7 @@ def chat_of(asked: Prompt) -> dict[str, Any]:
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(asked, Create):
         body |= _sampling(asked)
-    return {name: value for name, value in body.items() if value is not None}
+    return without_nulls(body)
 
 
 def _sampling(asked: Create) -> dict[str, Any]:
@@ -223,10 +224,4 @@ def _tools(asked: Prompt) -> dict[str, Any]:
 
 
 def _chat_tool(tool: Tool) -> dict[str, Any]:
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.input_schema,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+    return function_tool(tool.name, tool.description, tool.input_schema, tool.strict)

@@ -14,7 +14,7 @@ import msgspec
 
 from laya.errors import InvalidRequest
 from laya.gateway.assemble import encode
-from laya.gateway.fields import read_fields, shown
+from laya.gateway.fields import read_fields, shown, without_nulls
 
 FOREVER = float("inf")
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -36,6 +36,7 @@ _INSTEAD = {
     "steps": "this server makes no images",
     "shift": "no context is shifted; 'truncate': true drops the oldest turns of a chat",
 }
+_NOTHING: tuple[Any, ...] = (None, "", [])  # clients send empty texts and lists for what nobody said
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -115,6 +116,7 @@ class Generating(Asked, forbid_unknown_fields=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     truncate: bool | None = None
+    shift: Literal[False] | None = None
 
 
 class Chat(Generating, forbid_unknown_fields=True, kw_only=True):
@@ -148,22 +150,11 @@ class EmbedOne(Asked, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_chat(body: bytes) -> Chat:
-    return read_fields(_without_empty(body), Chat, "/api/chat", instead=_INSTEAD)
+    return read_fields(body, Chat, "/api/chat", instead=_INSTEAD, nothing=_NOTHING)
 
 
 def read_generate(body: bytes) -> Generate:
-    return read_fields(_without_empty(body), Generate, "/api/generate", instead=_INSTEAD)
-
-
-def _without_empty(body: bytes) -> bytes:
-    """Clients send empty texts and lists for what nobody said."""
-    try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return body  # whoever reads it says what is wrong
-    nothing = {name: (b'""', b"[]", b"false") if name == "shift" else (b'""', b"[]") for name in fields}
-    kept = {name: raw for name, raw in fields.items() if bytes(raw) not in nothing[name]}
-    return msgspec.json.encode(kept)
+    return read_fields(body, Generate, "/api/generate", instead=_INSTEAD, nothing=_NOTHING)
 
 
 def seconds_of(keep_alive: float | str) -> float:
@@ -189,14 +180,14 @@ def seconds_of(keep_alive: float | str) -> float:
 def chat_of(asked: Chat) -> dict[str, Any]:
     """The chat request of /api/chat."""
     body = {"messages": _messages(asked.messages), "tools": asked.tools or None}
-    return _said(body | _common(asked))
+    return without_nulls(body | _common(asked))
 
 
 def chat_of_generate(asked: Generate) -> dict[str, Any]:
     """The chat request of /api/generate: one turn."""
     system = [Message(role="system", content=asked.system)] if asked.system else []
     turn = Message(role="user", content=asked.prompt, images=asked.images)
-    return _said({"messages": _messages([*system, turn])} | _common(asked))
+    return without_nulls({"messages": _messages([*system, turn])} | _common(asked))
 
 
 def completion_of(asked: Generate) -> dict[str, Any]:
@@ -205,11 +196,7 @@ def completion_of(asked: Generate) -> dict[str, Any]:
         if getattr(asked, name):
             raise InvalidRequest(f"'{name}' has no place in a prompt that is 'raw'.", param=name)
     logprobs = {"logprobs": asked.top_logprobs or 0 if asked.logprobs else None, "top_logprobs": None}
-    return _said({"prompt": asked.prompt} | _common(asked) | logprobs)
-
-
-def _said(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if value is not None}
+    return without_nulls({"prompt": asked.prompt} | _common(asked) | logprobs)
 
 
 def _common(asked: Generating) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from laya.errors import InvalidRequest, NotSupported, nearest
+from laya.gateway.fields import without_nulls
 
 Item: TypeAlias = dict[str, Any]
 
@@ -77,7 +78,7 @@ def _fields(given: Any, where: str) -> Item:
     """An object without its nulls, which say the same as nothing."""
     if not isinstance(given, dict):
         raise InvalidRequest(f"'{where}' is {_shown(given)}: it is an object.", param=where)
-    return {name: value for name, value in given.items() if value is not None}
+    return without_nulls(given)
 
 
 def _check_known(item: Item, known: Iterable[str], where: str, what: str) -> None:

@@ -6,19 +6,17 @@ docs/api.md. Knows no store and no engine.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from laya.errors import InvalidRequest, NotSupported, nearest
-from laya.gateway.body import ELEMENTS_LIMIT
+from laya.errors import InvalidRequest, NotSupported
+from laya.gateway.fields import read_fields, without_nulls
 from laya.gateway.responses_items import Item, messages_of, read_items
+from laya.gateway.tool_choice import function_tool
 
 LOGPROBS = "message.output_text.logprobs"
-_INCLUDES = (LOGPROBS, "reasoning.encrypted_content")  # no reasoning is encrypted here, so none is left out
-_FORMATS = ("text", "json_object", "json_schema")
-_PLACE = re.compile(r"(.*?) - at `\$(.*)`$", re.S)
+_TYPES = {"tools": ["function (a tool that the client runs)"]}
 _INSTEAD = {
     "background": "send it again without 'background', and read its answer as a stream if it takes long",
     "conversation": "use 'previous_response_id'",
@@ -104,50 +102,11 @@ class Create(msgspec.Struct, kw_only=True):
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
 
-_DECODER = msgspec.json.Decoder(dict[str, Any])
-
-
 def read_create(body: bytes) -> tuple[Create, list[Item]]:
     """A request and its input items. Raises InvalidRequest, NotSupported naming the field and the value."""
-    if len(body) > ELEMENTS_LIMIT and body.count(b",") > ELEMENTS_LIMIT:
-        raise InvalidRequest(f"The request body has more than {ELEMENTS_LIMIT} elements.")
-    try:
-        fields = _DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"The request body is not a JSON object: {error}.") from None
-    except RecursionError:
-        raise InvalidRequest("The request body is nested too deeply.") from None
-    fields = {name: value for name, value in fields.items() if value is not None}
-    _check_names(fields)
-    _check_tool_types(fields.get("tools"))
-    try:
-        asked = msgspec.convert(fields, Create)
-    except msgspec.ValidationError as error:
-        raise _explained(error, fields) from None
+    asked = read_fields(body, Create, "/v1/responses", instead=_INSTEAD, types=_TYPES)
     _check_format(asked)
     return asked, read_items(asked.input)
-
-
-def _check_names(fields: dict[str, Any]) -> None:
-    for name, value in fields.items():
-        if name in _INSTEAD and value is not False:
-            raise NotSupported(f"'{name}' is not supported here: {_INSTEAD[name]}.", param=name)
-        if name not in Create.__struct_fields__ and name not in _INSTEAD:
-            close = nearest(name, Create.__struct_fields__)
-            hint = f" Did you mean '{close}'?" if close else ""
-            raise InvalidRequest(f"'{name}' is not a field of /v1/responses.{hint}", param=name)
-
-
-def _check_tool_types(tools: Any) -> None:
-    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            where = f"tools[{index}].type"
-            raise NotSupported(
-                f"'{where}' is {kind!r}: this server runs no tools; it takes those of type 'function', which the "
-                f"client runs.",
-                param=where,
-            )
 
 
 def _check_format(asked: Create) -> None:
@@ -156,21 +115,6 @@ def _check_format(asked: Create) -> None:
         for name in ("name", "schema"):
             if getattr(form, name) is None:
                 raise InvalidRequest(f"'text.format.{name}' is missing.", param=f"text.format.{name}")
-
-
-def _explained(error: msgspec.ValidationError, fields: dict[str, Any]) -> InvalidRequest:
-    """msgspec names the place; users also want the value that stands there."""
-    match = _PLACE.match(str(error))
-    if match is None:
-        return InvalidRequest(f"The request body has the wrong shape: {error}.")
-    reason, where = match.group(1).replace("`", "'"), match.group(2).lstrip(".")
-    value: Any = fields
-    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", where):
-        if index == "...":
-            break
-        value = value[int(index)] if index else value.get(name)
-    shown = msgspec.json.encode(value).decode()
-    return InvalidRequest(f"'{where}' is {shown if len(shown) <= 60 else shown[:57] + '...'}: {reason}.", param=where)
 
 
 def chat_of(asked: Create, history: list[Item], items: list[Item], *, session: str | None) -> dict[str, Any]:
@@ -194,7 +138,7 @@ def chat_of(asked: Create, history: list[Item], items: list[Item], *, session: s
     if asked.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     body |= _tools(asked)
-    return {name: value for name, value in body.items() if value is not None}
+    return without_nulls(body)
 
 
 def _response_format(asked: Create) -> dict[str, Any] | None:
@@ -204,7 +148,7 @@ def _response_format(asked: Create) -> dict[str, Any] | None:
     if form.type == "json_object":
         return {"type": "json_object"}
     schema = {"name": form.name, "schema": form.schema, "description": form.description, "strict": form.strict}
-    return {"type": "json_schema", "json_schema": {name: value for name, value in schema.items() if value is not None}}
+    return {"type": "json_schema", "json_schema": without_nulls(schema)}
 
 
 def _tools(asked: Create) -> dict[str, Any]:
@@ -229,13 +173,7 @@ def _tools(asked: Create) -> dict[str, Any]:
 
 
 def _chat_tool(tool: Tool) -> dict[str, Any]:
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+    return function_tool(tool.name, tool.description, tool.parameters, tool.strict)
 
 
 def _allowed(choice: dict[str, Any]) -> tuple[set[str], str]:

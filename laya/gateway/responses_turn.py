@@ -13,6 +13,7 @@ import msgspec
 
 from laya.errors import LayaError
 from laya.gateway.assemble import encode
+from laya.gateway.fields import without_nulls
 from laya.gateway.responses_items import Item, new_id
 from laya.gateway.responses_request import Create
 
@@ -249,8 +250,7 @@ def told_again(document: dict[str, Any]) -> list[Event]:
 
 
 def _told(struct: msgspec.Struct) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(struct)
-    return {name: value for name, value in fields.items() if value is not None}
+    return without_nulls(msgspec.to_builtins(struct))
 
 
 def _logprob(entry: dict[str, Any]) -> dict[str, Any]:

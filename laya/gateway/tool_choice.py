@@ -43,6 +43,14 @@ class _Choice(msgspec.Struct):
     allowed_tools: _Allowed | None = None
 
 
+def function_tool(
+    name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool | None
+) -> dict[str, Any]:
+    """A tool as a chat's `tools` have it."""
+    said = {"name": name, "description": description, "parameters": parameters, "strict": strict}
+    return {"type": "function", "function": {key: value for key, value in said.items() if value is not None}}
+
+
 class ForcedCalls(msgspec.Struct, frozen=True):
     """What an answer is held to. is_list: an array of calls; else it is one call."""
 

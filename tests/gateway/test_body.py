@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laya.errors import InvalidRequest
-from laya.gateway.body import ELEMENTS_LIMIT, ParsedBody, parse_body
+from laya.gateway.body import ParsedBody, parse_body
+from laya.gateway.body_errors import ELEMENTS_LIMIT
 from laya.types import MIB, EndpointKind
 
 CHAT, COMPLETION, EMBEDDING, RERANK = EndpointKind
@@ -67,6 +68,7 @@ WRONG = [
     (CHAT, "tools", [{"type": "f"}], "'tools[0].type' is \"f\": Invalid enum value 'f'."),
     (CHAT, "logit_bias", {"5": 1, "a": "b"}, "'logit_bias.a' is \"b\": Expected 'float', got 'str'."),
     (CHAT, "logit_bias", {"a[0].b": True}, "'logit_bias.a[0].b' is true: Expected 'float', got 'bool'."),
+    (CHAT, "tools", [{"type": "a - at `$.b"}], "'tools[0].type' is \"a - at `$.b\": Invalid enum value 'a - at '$.b'."),
     (CHAT, "tools", {}, "'tools' is {}: Expected 'array | null', got 'object'."),
     (CHAT, "response_format", "json", "'response_format' is \"json\": Expected 'object | null', got 'str'."),
     (COMPLETION, "prompt", 5, "'prompt' is 5: Expected 'str | array', got 'int'."),
