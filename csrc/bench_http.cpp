@@ -14,7 +14,8 @@
 #include <cstring>
 #include <memory>
 #include <string_view>
-#include <system_error>
+
+#include "system_call.hpp"
 
 namespace laya {
 namespace {
@@ -22,13 +23,6 @@ namespace {
 constexpr std::size_t READ_BYTES = 64 * 1024;
 constexpr int EVENTS_A_ROUND = 64;
 constexpr int SILENCE_LIMIT_MS = 20'000;  // of a load whose answers do not come
-
-int checked(int result, const char* what) {
-    if (result < 0) {
-        throw std::system_error(errno, std::generic_category(), what);
-    }
-    return result;
-}
 
 sockaddr_in loopback(std::uint16_t port) {
     sockaddr_in address{};

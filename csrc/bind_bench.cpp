@@ -5,12 +5,13 @@
 #include <nanobind/stl/vector.h>
 
 #include "bench_http.hpp"
+#include "bind_bytes.hpp"
 
 namespace nb = nanobind;
 
 namespace {
 
-std::string string_of(const nb::bytes& data) { return {data.c_str(), data.size()}; }
+std::string string_of(const nb::bytes& data) { return std::string(view_of(data)); }
 
 void construct(laya::StubEngine* self, const nb::bytes& whole, const nb::bytes& alive, const nb::bytes& count,
                const nb::list& pieces) {

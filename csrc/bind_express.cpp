@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "bind_bytes.hpp"
 #include "bind_plain.hpp"
 #include "express_lane.hpp"
 
@@ -11,13 +12,9 @@ using laya::ExpressLane;
 
 namespace {
 
-std::string_view view_of(const nb::bytes& data) { return {data.c_str(), data.size()}; }
-
 std::string_view view_or_null(const nb::object& data) {
     return data.is_none() ? std::string_view() : view_of(nb::cast<nb::bytes>(data));
 }
-
-nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
 // The lane with the plain lane it takes requests by, which must live as long.
 struct HeldExpress {
@@ -41,13 +38,13 @@ nb::object asked_of(const ExpressLane::ClientBack& back) {
                           back.n_engine_uses, bytes_of(back.engine_raw), bytes_of(back.engine_unsent));
 }
 
-// ([(client, id, endpoint, promised tokens, seconds of routing, arrived, sent, answered)], [(client, bytes, bytes for it, asked)],
-// [(engine, uses, bytes)])
+// ([(client, id, endpoint, promised tokens, seconds of routing, arrived, sent, answered)],
+// [(client, bytes, bytes for it, asked)], [(engine, uses, bytes)])
 nb::tuple tuple_of(const ExpressLane::Round& round) {
     nb::list served, clients, engines;
     for (const ExpressLane::Served& each : round.served) {
-        served.append(nb::make_tuple(each.client, bytes_of(each.id), each.endpoint, each.promised_tokens, each.route_s, each.arrived_s, each.sent_s,
-                                     each.answered_s));
+        served.append(nb::make_tuple(each.client, bytes_of(each.id), each.endpoint, each.promised_tokens, each.route_s,
+                                     each.arrived_s, each.sent_s, each.answered_s));
     }
     for (const ExpressLane::ClientBack& each : round.clients) {
         clients.append(nb::make_tuple(each.id, bytes_of(each.raw), bytes_of(each.unsent), asked_of(each)));

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "bind_bytes.hpp"
 #include "plain_body.hpp"
 #include "plain_http.hpp"
 #include "plain_lane.hpp"
@@ -14,10 +15,8 @@ namespace nb = nanobind;
 
 namespace {
 
-std::string_view view_of(const nb::bytes& data) { return {data.c_str(), data.size()}; }
-
 nb::object bytes_or_none(std::string_view text) {
-    return text.data() == nullptr ? nb::none() : nb::object(nb::bytes(text.data(), text.size()));
+    return text.data() == nullptr ? nb::none() : nb::object(bytes_of(text));
 }
 
 nb::object str_of(std::string_view text) { return nb::str(text.data(), text.size()); }
@@ -29,7 +28,7 @@ nb::object read_request(const nb::bytes& data, std::size_t most_body_bytes) {
         return nb::none();
     }
     const auto session = request.session_id.empty() ? nb::none() : str_of(request.session_id);
-    return nb::make_tuple(request.kind, nb::bytes(request.body.data(), request.body.size()),
+    return nb::make_tuple(request.kind, bytes_of(request.body),
                           bytes_or_none(request.host), bytes_or_none(request.authorization),
                           bytes_or_none(request.request_id), session);
 }
@@ -40,8 +39,7 @@ void construct_lane(HeldLane* self, nb::object table) {
 
 void open_lane(HeldLane& held, std::uint32_t endpoint, const nb::str& model, const nb::bytes& head,
                std::uint64_t template_bytes, std::uint64_t max_seq_len, bool takes_streams) {
-    const std::string_view text = view_of(head);
-    held.lane.open(endpoint, {true, model.c_str(), {text.data(), text.size()}, template_bytes, max_seq_len,
+    held.lane.open(endpoint, {true, model.c_str(), std::string(view_of(head)), template_bytes, max_seq_len,
                               takes_streams});
 }
 
@@ -53,7 +51,7 @@ nb::object take(HeldLane& held, const nb::bytes& data, std::size_t most_body_byt
         return nb::none();
     }
     const laya::PlainRequest& request = taken.request;
-    return nb::make_tuple(taken.endpoint, nb::bytes(taken.upstream.data(), taken.upstream.size()),
+    return nb::make_tuple(taken.endpoint, bytes_of(taken.upstream),
                           taken.routed_tokens, taken.promised_tokens, taken.route_s, bytes_or_none(request.host),
                           bytes_or_none(request.authorization), bytes_or_none(request.request_id),
                           taken.is_stream ? nb::object(nb::bool_(taken.wants_usage)) : nb::none());
@@ -65,7 +63,7 @@ nb::object read_answer(const nb::bytes& data) {
     if (!laya::read_plain_answer(view_of(data), answer)) {
         return nb::none();
     }
-    return nb::make_tuple(bytes_or_none(answer.content_type), nb::bytes(answer.body.data(), answer.body.size()));
+    return nb::make_tuple(bytes_or_none(answer.content_type), bytes_of(answer.body));
 }
 
 // The places of a body's members, with the body they are in.
@@ -92,8 +90,7 @@ nb::object read_body(nb::bytes data) {
 }
 
 nb::bytes edited(const HeldBody& held, const nb::bytes& replaced, const nb::bytes& added) {
-    const std::string out = held.body.edited(view_of(replaced), view_of(added));
-    return nb::bytes(out.data(), out.size());
+    return bytes_of(held.body.edited(view_of(replaced), view_of(added)));
 }
 
 // The chained hashes of what the conversation's next turn begins with.

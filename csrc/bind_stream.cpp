@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/vector.h>
 
+#include "bind_bytes.hpp"
 #include "stream_events.hpp"
 #include "stream_pump.hpp"
 
@@ -11,10 +12,6 @@ using laya::StreamPump;
 using Back = laya::StreamPump::Back;
 
 namespace {
-
-std::string_view view_of(const nb::bytes& data) { return {data.c_str(), data.size()}; }
-
-nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
 nb::list stream_runs(const nb::bytes& events) {
     nb::list out;

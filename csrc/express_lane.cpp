@@ -9,23 +9,16 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <system_error>
 #include <utility>
 
 #include "plain_http.hpp"
+#include "system_call.hpp"
 
 namespace laya {
 namespace {
 
 constexpr std::size_t READ_BYTES = 80 * 1024;
 constexpr int EVENTS_A_TURN = 64;
-
-int checked(int result, const char* what) {
-    if (result < 0) {
-        throw std::system_error(errno, std::generic_category(), what);
-    }
-    return result;
-}
 
 double now_s() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -222,13 +215,14 @@ void ExpressLane::on_answer(std::uint64_t id, Engine& engine, const PlainAnswer&
     std::string out;
     out.reserve(160 + engine.origin.size() + client.asked.id.size() + type.size() + answer.body.size());
     out.append("HTTP/1.1 200 OK\r\ncontent-type: ").append(type).append("\r\nx-request-id: ").append(client.asked.id);
-    out.append("\r\n").append(engine.origin).append("content-length: ").append(std::to_string(answer.body.size())).append("\r\n\r\n");
-    out.append(answer.body);
+    out.append("\r\n").append(engine.origin);
+    out.append("content-length: ").append(std::to_string(answer.body.size())).append("\r\n\r\n").append(answer.body);
     unsent_.push_back({true, engine.client, std::move(out)});
     const double at_s = now_s();
     const Asked& asked = client.asked;
     round_.served.push_back(
-        {engine.client, asked.id, asked.endpoint, asked.promised_tokens, asked.route_s, asked.arrived_s, asked.sent_s, at_s});
+        {engine.client, asked.id, asked.endpoint, asked.promised_tokens, asked.route_s, asked.arrived_s, asked.sent_s,
+         at_s});
     lane_.settle(asked.endpoint, asked.routed_tokens);
     client.engine = 0;
     client.idle_since_s = engine.idle_since_s = at_s;

@@ -1,6 +1,6 @@
-// Owns: recognising the plainest HTTP/1.1 messages that are whole in one piece of bytes: a request to an inference path
-// and an answer with a length. What is not plain is not refused here: `false` leaves it to the full parser, whose
-// verdict stands. So this may only accept what the full parser reads in the very same way.
+// Owns: recognising the plainest HTTP/1.1 messages: a request to an inference path and an answer with a length that are
+// whole in one piece of bytes, and the head of a stream. What is not plain is not refused here: `false` leaves it to the
+// full parser, whose verdict stands. So this may only accept what the full parser reads in the very same way.
 #pragma once
 
 #include <cstdint>

@@ -42,8 +42,7 @@ class PlainLane {
     void close(std::uint32_t endpoint);
 
     // Whether `data` is a whole plain chat request that an open endpoint takes, a stream with usage and progress asked
-    // for, anything else as it is. If so, the
-    // endpoint carries it in the route table.
+    // for, anything else as it is. If so, the endpoint carries it in the route table.
     bool take(std::string_view data, std::size_t most_body_bytes, PlainTaken& out);
 
     // It is answered.

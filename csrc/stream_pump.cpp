@@ -13,9 +13,9 @@
 #include <cerrno>
 #include <charconv>
 #include <csignal>
-#include <system_error>
 
 #include "plain_http.hpp"
+#include "system_call.hpp"
 
 namespace laya {
 namespace {
@@ -27,13 +27,6 @@ constexpr std::uint64_t STOP = 0;  // no stream's id
 // Rounds of tokens follow each other no closer: what comes meanwhile is read, and written, together. A lone token never
 // waits.
 constexpr std::chrono::microseconds ROUND_TIME{100};
-
-int checked(int result, const char* what) {
-    if (result < 0) {
-        throw std::system_error(errno, std::generic_category(), what);
-    }
-    return result;
-}
 
 double seconds(std::chrono::steady_clock::time_point at) {
     return std::chrono::duration<double>(at.time_since_epoch()).count();

@@ -3,21 +3,14 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 
 #include "express_lane.hpp"
+#include "test_inputs.hpp"
 
 namespace {
 
 using laya::ExpressLane;
-
-void require(bool holds, const char* what) {
-    if (!holds) {
-        std::fprintf(stderr, "failed: %s\n", what);
-        std::exit(1);
-    }
-}
 
 const std::string BODY = R"({"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":8})";
 const std::string REQUEST =

@@ -26,6 +26,7 @@
 #endif
 
 #include "route_table.hpp"
+#include "test_inputs.hpp"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
@@ -101,13 +102,6 @@ namespace {
 
 constexpr std::uint32_t N_ENDPOINTS = 20;
 constexpr std::uint32_t N_REQUESTS = 20'000;
-
-void require(bool holds, const char* what) {
-    if (!holds) {
-        std::fprintf(stderr, "failed: %s\n", what);
-        std::exit(1);
-    }
-}
 
 // A model of few and one of many endpoints for each policy.
 std::vector<ModelRoute> routes() {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -13,19 +12,13 @@
 
 #include "bench_route.hpp"
 #include "route_table.hpp"
+#include "test_inputs.hpp"
 
 using laya::ModelRoute;
 using laya::RequestFeature;
 using laya::RouteTable;
 
 namespace {
-
-void require(bool holds, const char* what) {
-    if (!holds) {
-        std::fprintf(stderr, "failed: %s\n", what);
-        std::exit(1);
-    }
-}
 
 RequestFeature feature(const std::string& model, std::uint64_t session, std::uint32_t tokens) {
     return RequestFeature::pack(laya::FEATURE_VERSION, 1, 0, tokens, laya::hash_bytes(model), session, 0);

@@ -1,31 +1,21 @@
 // Streams through the native pump: what it cuts, what it passes on, what it gives back, and who may do what at the same
-// time. Run plain, and with a sanitizer; each input of a cut lies in memory of its own size.
+// time. Run plain, and with a sanitizer.
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <random>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "plain_http.hpp"
 #include "stream_events.hpp"
 #include "stream_pump.hpp"
+#include "test_inputs.hpp"
 
 namespace {
-
-void require(bool holds, const char* what) {
-    if (!holds) {
-        std::fprintf(stderr, "failed: %s\n", what);
-        std::exit(1);
-    }
-}
 
 const std::string EVENT = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"usage\":null}\n\n";
 const std::string USAGE =
@@ -43,34 +33,6 @@ std::string chunk_of(const std::string& data) {
     char size[20];
     std::snprintf(size, sizeof size, "%zx\r\n", data.size());
     return size + data + "\r\n";
-}
-
-std::string mutated(std::string text, std::mt19937& dice) {
-    for (int times = static_cast<int>(dice() % 4); times > 0 && !text.empty(); --times) {
-        const std::size_t at = dice() % text.size();
-        switch (dice() % 5) {
-            case 0: text[at] = static_cast<char>(dice()); break;
-            case 1: text.erase(at, dice() % 9); break;
-            case 2: text.insert(at, text.substr(dice() % text.size(), dice() % 9)); break;
-            case 3: text.resize(at); break;
-            default: text[at] = "\"\\{}[],:0123456789 \r\n"[dice() % 21]; break;
-        }
-    }
-    return text;
-}
-
-// A copy that ends where the text does.
-struct Exact {
-    explicit Exact(const std::string& text) : data(new char[text.size()]), size(text.size()) {
-        text.copy(data.get(), size);
-    }
-    std::string_view view() const { return {data.get(), size}; }
-    std::unique_ptr<char[]> data;
-    std::size_t size;
-};
-
-bool lies_within(std::string_view part, std::string_view whole) {
-    return part.empty() || (part.data() >= whole.data() && part.data() + part.size() <= whole.data() + whole.size());
 }
 
 struct Cut {
