@@ -101,6 +101,7 @@ class Fleet(Shown):
         self._windows.pop(endpoint.model_id, None)
         self._outgrown.forget(endpoint.name)
         self.started_with.pop(endpoint.name, None)
+        self.plans.pop(endpoint.name, None)
         self.together.forget(endpoint)
 
     # loading
@@ -276,8 +277,11 @@ class Fleet(Shown):
         known = self._windows.get(endpoint.model_id)
         if known is not None and known[0] > time.monotonic() - WINDOW_KEPT_S:
             return known[1]
+        file = self.files.get(endpoint.model_id)
+        if file is None:
+            return None  # a reload took the model away meanwhile
         try:
-            plan = await self.loading.plan(endpoint, self.files[endpoint.model_id], self.budget())
+            plan = await self.loading.plan(endpoint, file, self.budget())
             tokens = plan.settings.max_seq_len if plan.fits else None
         except LayaError:
             tokens = None

@@ -49,8 +49,11 @@ class Shelf:
 
     async def refresh(self) -> None:
         """Register what came to the disk, drop what is gone from it; at most once in `RESCAN_EVERY_S`."""
-        if self.roster.is_scan_due():
-            self._update(await asyncio.to_thread(self.roster.on_disk))
+        roster = self.roster
+        if roster.is_scan_due():
+            found = await asyncio.to_thread(roster.on_disk)
+            if roster is self.roster:  # no reload has read the disk meanwhile, maybe another folder
+                self._update(found)
 
     def _update(self, found: list[ModelFile]) -> None:
         self._mend()

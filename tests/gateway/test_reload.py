@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from laya.gateway.operating import ConfigSource
 from laya.gateway.reload import Reloader
 from laya.gateway.reload_diff import Report, adopt, model_changed, needs_restart, settings_changed
 from laya.gateway.reload_watch import ConfigWatch
-from laya.types import EngineAddress
+from laya.types import EngineAddress, ModelFile
 
 from .fleet_world import World, in_world, plans_of  # noqa: F401
 
@@ -200,6 +201,39 @@ async def test_replica_that_is_taken_away_while_another_loads_is_not_loaded(
     await place.settled()
     assert list(place.pids()) == ["a"] and place.world.n_starts == 2
     place.world.check_books()
+
+
+async def test_scan_that_a_reload_overtakes_is_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place.folder / "models" / "found.gguf").write_bytes((place.folder / "a.gguf").read_bytes())
+    roster = place.fleet.roster
+    on_disk, is_read, may_go_on = roster.on_disk, threading.Event(), threading.Event()
+
+    def read_slowly() -> list[ModelFile]:
+        found = on_disk()
+        is_read.set()
+        may_go_on.wait(10)
+        return found
+
+    monkeypatch.setattr(roster, "on_disk", read_slowly)
+    monkeypatch.setattr(roster, "is_scan_due", lambda: True)
+    scan = asyncio.ensure_future(place.fleet.refresh())
+    while not is_read.is_set():
+        await asyncio.sleep(0.001)
+    (place.folder / "elsewhere").mkdir()
+    text = (place.folder / "config.yaml").read_text().replace("/models\n", "/elsewhere\n")
+    (place.folder / "config.yaml").write_text(text)
+    await place.reload()
+    may_go_on.set()
+    await scan
+    assert place.ids() == ["a"], "its models were in a folder that is not read any more"
+
+
+async def test_window_of_a_model_that_is_gone_meanwhile_is_none(place: Place) -> None:
+    endpoint = place.fleet.find("a")
+    place.write(b="")
+    await place.reload()
+    await place.settled()
+    assert await place.fleet.window(endpoint) is None
 
 
 async def test_preload_loads_what_came(place: Place) -> None:
