@@ -32,7 +32,7 @@ def answer_error(error: LayaError, path: str) -> Response:
     if path == MESSAGES or path.startswith(MESSAGES + "/"):
         return anthropic_error(error)
     if path.startswith(OLLAMA):
-        return ollama_error(error)
+        return reply(ollama_body(error), error.http_status, error.headers())
     return reply(error.body(), error.http_status, error.headers())
 
 
@@ -62,10 +62,6 @@ def _anthropic_message(error: LayaError) -> str:
     if isinstance(error, InvalidApiKey):
         return error.message.replace("'Authorization: Bearer KEY'", "'x-api-key: KEY' or 'Authorization: Bearer KEY'")
     return error.message
-
-
-def ollama_error(error: LayaError) -> Response:
-    return reply(ollama_body(error), error.http_status, error.headers())
 
 
 def ollama_body(error: LayaError) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from starlette.responses import Response, StreamingResponse
 from laya.errors import LayaError, RequestTimeout
 from laya.gateway.answering import Outcome
 from laya.gateway.assemble import encode
-from laya.gateway.desk import reply
+from laya.gateway.envelopes import answer_error
 from laya.gateway.exchange import Exchange
 from laya.gateway.limits import BODY_RATE_BYTES_PER_S, Limits
 from laya.types import KIB, EndpointKind
@@ -49,14 +49,9 @@ if TYPE_CHECKING:
 
 Piece: TypeAlias = dict[str, Any] | bytes  # an event's JSON, or a comment (": prefill 40 %") to pass on where it can be
 Work: TypeAlias = Callable[["InnerExchange", bytes], Awaitable[Response]]
-Render: TypeAlias = Callable[[LayaError], Response]  # an error in the words of the outer API
 HOLD_BYTES = 64 * KIB  # of an answer whose client reads slowly; above it the engine waits
 _OUTER_ALONE = (b"access-control-", b"vary:")  # what the app around the handler sets by itself
 _DECODER = msgspec.json.Decoder(dict[str, Any])
-
-
-def openai_error(error: LayaError) -> Response:
-    return reply(error.body(), error.http_status, error.headers())
 
 
 def sse(events: AsyncIterator[bytes]) -> StreamingResponse:
@@ -126,7 +121,7 @@ class InnerExchange(Exchange):
     async def _next(self) -> bytes | None:
         """The next bytes of the answer; None at its end."""
         while not self._pieces_here:
-            if self._error is not None and self.outcome is not None:
+            if self._error is not None:
                 raise self._error
             if self.outcome is not None:
                 if self.outcome != "served":
@@ -205,23 +200,22 @@ class InnerExchange(Exchange):
 
     def fail(self, error: LayaError) -> None:
         if self.outcome is None:
-            self._error = error  # forgotten where another replica takes the request
+            self._error = error
             super().fail(error)
+            if self.outcome is None:  # another replica has taken the request
+                self._error = None
 
     def finish(self, outcome: Outcome) -> None:
         super().finish(outcome)
-        if self.outcome == "served":
-            self._error = None
         self._news.set()
 
 
 class InnerAnswer:
     """What a handler returns to Starlette: runs `work` and ends it when the client leaves."""
 
-    def __init__(self, exchange: InnerExchange, work: Work, render: Render) -> None:
+    def __init__(self, exchange: InnerExchange, work: Work) -> None:
         self._exchange = exchange
         self._work = work
-        self._render = render
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         exchange, headers = self._exchange, scope["headers"]
@@ -230,7 +224,7 @@ class InnerAnswer:
         try:
             body = await exchange.read_outer(receive)
         except LayaError as error:
-            await self._refuse(error)(scope, receive, send)
+            await self._refuse(error, scope)(scope, receive, send)
         except ClientDisconnect:
             exchange.client_gone()
         else:
@@ -261,9 +255,9 @@ class InnerAnswer:
         try:
             response = await self._work(exchange, body)
         except LayaError as error:
-            response = self._refuse(error)
+            response = self._refuse(error, scope)
         except Exception as error:
-            response = self._refuse(exchange.dispatcher.fault(f"request {exchange.request_id!r}", error))
+            response = self._refuse(exchange.dispatcher.fault(f"request {exchange.request_id!r}", error), scope)
         said = {name for name, _ in response.raw_headers}
         response.raw_headers += [header for header in exchange.answer_headers if header[0] not in said]
 
@@ -274,10 +268,10 @@ class InnerAnswer:
 
         await response(scope, _nothing_comes, send_on)
 
-    def _refuse(self, error: LayaError) -> Response:
+    def _refuse(self, error: LayaError, scope: MutableMapping[str, Any]) -> Response:
         self._exchange.fail(error)
         self._exchange.finish("failed")  # no other replica takes what nobody waits for
-        return self._render(error)
+        return answer_error(error, scope["path"])
 
 
 class Inner:
@@ -287,9 +281,9 @@ class Inner:
         self._dispatcher = dispatcher
         self._limits = limits
 
-    def answer(self, kind: EndpointKind, work: Work, render: Render = openai_error) -> InnerAnswer:
+    def answer(self, kind: EndpointKind, work: Work) -> InnerAnswer:
         """What a handler returns. `work` gets an exchange of this kind and the outer request's body."""
-        return InnerAnswer(InnerExchange(self._dispatcher, self._limits, kind), work, render)
+        return InnerAnswer(InnerExchange(self._dispatcher, self._limits, kind), work)
 
 
 async def _left(receive: Any) -> None:

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from laya.errors import InvalidRequest, LayaError
 from laya.gateway.desk import reply
-from laya.gateway.envelopes import MESSAGES, anthropic_error
+from laya.gateway.envelopes import MESSAGES, anthropic_body
 from laya.gateway.inner import Inner, InnerExchange, Piece, sse
 from laya.gateway.messages_request import chat_of, read_create, read_prompt
 from laya.gateway.messages_turn import PING, Event, Turn, event_text
@@ -40,10 +40,10 @@ class MessagesApi:
         ]
 
     async def create(self, request: Request) -> Any:
-        return self._inner.answer(EndpointKind.CHAT, functools.partial(self._answer, request), anthropic_error)
+        return self._inner.answer(EndpointKind.CHAT, functools.partial(self._answer, request))
 
     async def count(self, request: Request) -> Any:
-        return self._inner.answer(EndpointKind.CHAT, functools.partial(self._count, request), anthropic_error)
+        return self._inner.answer(EndpointKind.CHAT, functools.partial(self._count, request))
 
     async def _count(self, request: Request, exchange: InnerExchange, body: bytes) -> Response:
         _check_version(request)
@@ -85,9 +85,9 @@ class MessagesApi:
                     break
             yield _written(turn.finish())
         except LayaError as error:
-            yield event_text(turn.fail(error))
+            yield event_text(anthropic_body(error))
         except Exception as error:
-            yield event_text(turn.fail(exchange.dispatcher.fault(f"message {turn.id}", error)))
+            yield event_text(anthropic_body(exchange.dispatcher.fault(f"message {turn.id}", error)))
 
 
 def _written(events: list[Event]) -> bytes:

@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from laya.errors import EngineFailed, LayaError
+from laya.errors import EngineFailed
 from laya.gateway.assemble import encode
-from laya.gateway.envelopes import anthropic_body
 from laya.gateway.messages_request import Create
 
 Event: TypeAlias = dict[str, Any]
@@ -182,9 +181,6 @@ class Turn:
         events += self._close()
         delta = {"stop_reason": self._stop_reason(), "stop_sequence": self.stop_sequence}
         return [*events, {"type": "message_delta", "delta": delta, "usage": self._usage()}, {"type": "message_stop"}]
-
-    def fail(self, error: LayaError) -> Event:
-        return anthropic_body(error)
 
     def _stop_reason(self) -> str:
         if self.stop_sequence is not None:

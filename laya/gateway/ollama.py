@@ -16,7 +16,7 @@ from starlette.routing import Route
 from laya.errors import InvalidRequest, LayaError, ModelNotFound, NotSupported
 from laya.gateway.desk import reply
 from laya.gateway.endpoint import Endpoint
-from laya.gateway.envelopes import ollama_body, ollama_error
+from laya.gateway.envelopes import ollama_body
 from laya.gateway.fields import read_fields
 from laya.gateway.fleet import Fleet
 from laya.gateway.inner import Inner, InnerExchange, Piece
@@ -74,19 +74,19 @@ class OllamaApi:
 
     async def elsewhere(self, request: Request) -> Response:
         path = next(path for path in _VERBS if request.url.path.startswith(path.partition("{")[0]))
-        return ollama_error(NotSupported(f"{request.url.path} is not part of this server: {_VERBS[path]}."))
+        raise NotSupported(f"{request.url.path} is not part of this server: {_VERBS[path]}.")
 
     async def chat(self, request: Request) -> Any:
-        return self._inner.answer(EndpointKind.CHAT, self._chat, ollama_error)
+        return self._inner.answer(EndpointKind.CHAT, self._chat)
 
     async def generate(self, request: Request) -> Any:
-        return self._inner.answer(EndpointKind.CHAT, self._generate, ollama_error)
+        return self._inner.answer(EndpointKind.CHAT, self._generate)
 
     async def embed(self, request: Request) -> Any:
-        return self._inner.answer(EndpointKind.EMBEDDING, self._embed, ollama_error)
+        return self._inner.answer(EndpointKind.EMBEDDING, self._embed)
 
     async def embed_one(self, request: Request) -> Any:
-        return self._inner.answer(EndpointKind.EMBEDDING, self._embed_one, ollama_error)
+        return self._inner.answer(EndpointKind.EMBEDDING, self._embed_one)
 
     async def _chat(self, exchange: InnerExchange, body: bytes) -> Response:
         asked = read_chat(body)

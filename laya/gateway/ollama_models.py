@@ -18,11 +18,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import laya
-from laya.errors import BadModelFile, LayaError
+from laya.errors import BadModelFile
 from laya.gateway.account import Key
 from laya.gateway.desk import reply, small_body
 from laya.gateway.endpoint import Endpoint
-from laya.gateway.envelopes import ollama_error
 from laya.gateway.fields import read_fields
 from laya.gateway.fleet import Fleet
 from laya.gateway.roles import key_of
@@ -115,11 +114,8 @@ class OllamaModels:
         return reply({"models": found})
 
     async def show(self, request: Request) -> Response:
-        try:
-            asked = read_fields(await small_body(request), Show, "/api/show")
-            endpoint = self._names.find(asked.model or asked.name or "", key_of(request))
-        except LayaError as error:
-            return ollama_error(error)
+        asked = read_fields(await small_body(request), Show, "/api/show")
+        endpoint = self._names.find(asked.model or asked.name or "", key_of(request))
         file, settings = self._fleet.files[endpoint.model_id], endpoint.settings
         header = await self._header(file)
         metadata = header.metadata if header is not None else {}

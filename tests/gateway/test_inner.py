@@ -251,6 +251,21 @@ async def test_another_replica_takes_what_the_first_one_failed(tmp_path: Path) -
         assert await world.settled() == {"served": 1}
 
 
+async def test_stream_of_another_replica_tells_its_origin_as_any(tmp_path: Path) -> None:
+    async with front(tmp_path, apis=routes([]), model={"replicas": 2}) as world:
+
+        async def fails_once(call: Call) -> None:
+            call.write(whole({"error": {"message": "no"}}, 500))
+            for engine in world.engines:
+                engine.script = hello
+
+        for engine in world.engines:
+            engine.script = fails_once
+        answers = [await world.ask(parrot(stream=True)) for _ in range(2)]
+        assert sum(len(engine.calls) for engine in world.engines) == 3
+        assert [answer.headers["x-laya-model"] for answer in answers] == ["stub", "stub"]
+
+
 async def test_server_that_stops_tells_the_stream(tmp_path: Path) -> None:
     made: list[Parrot] = []
     async with front(tmp_path, streams(delta(content="Hel"), ends=False), apis=routes(made)) as world:
