@@ -186,10 +186,6 @@ def _doubled_key(draw: random.Random, data: bytes) -> bytes:
     return data[:1] + more + data[1:]
 
 
-def _noise(draw: random.Random, data: bytes) -> bytes:
-    return _damaged(draw, data)
-
-
 def _cut(draw: random.Random, data: bytes) -> bytes:
     return data[: draw.randrange(len(data) + 1)]
 
@@ -199,11 +195,6 @@ def _around(draw: random.Random, data: bytes) -> bytes:
         ((b"\xef\xbb\xbf", b""), (b" \n\t", b"  "), (b"", b"{}"), (b"[", b"]"), (b"\x1f\x8b\x08", b""))
     )
     return before + data + after
-
-
-_RAW_CHANGES: tuple[Callable[[random.Random, bytes], bytes], ...] = (
-    _nested, _literal, _doubled_key, _noise, _cut, _around,
-)  # fmt: skip
 
 
 def _damaged(draw: random.Random, data: bytes) -> bytes:
@@ -223,6 +214,11 @@ def _damaged(draw: random.Random, data: bytes) -> bytes:
                 (b"\r\n", b"\n", b"\r", b"\x00", b" ", b"\xff", b":", b"\r\n\r\n", b"0\r\n\r\n")
             )
     return bytes(damaged)
+
+
+_RAW_CHANGES: tuple[Callable[[random.Random, bytes], bytes], ...] = (
+    _nested, _literal, _doubled_key, _damaged, _cut, _around,
+)  # fmt: skip
 
 
 # requests

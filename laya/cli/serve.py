@@ -42,7 +42,6 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on; other than
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port (default 8000; 0: any free one).")]
 Lan = Annotated[bool, typer.Option("--lan", help="Make a key, listen on all addresses, print what to paste.")]
 Budget = Annotated[str | None, typer.Option("--memory-budget", help="Bytes engines may use in all, e.g. 8GiB or 50%.")]
-
 Anyway = Annotated[bool, typer.Option("--anyway", help="Load what does not fit too, held to the memory that is free.")]
 
 
@@ -64,8 +63,7 @@ def serve(
         names, config = _configured(context, models or [], config_file, memory_budget)
         if anyway:
             config = msgspec.structs.replace(config, memory=msgspec.structs.replace(config.memory, anyway=True))
-        config, lan_key = _with_address(config, host, port, lan, home)
-        return names, config, lan_key
+        return names, *_with_address(config, host, port, lan, home)
 
     def configured_again() -> Config:
         checked(config_file)

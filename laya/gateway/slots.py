@@ -101,5 +101,7 @@ def _best(free: list[Slot], key: Key | None, blocks: bytes) -> Slot:
 
 def _common(one: bytes, other: bytes) -> int:
     """How many of their first hashes are the same."""
-    pairs = zip(range(0, len(one), _HASH_BYTES), range(0, len(other), _HASH_BYTES), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda at: one[at[0] : at[0] + 8] == other[at[1] : at[1] + 8], pairs))
+    longest = min(len(one), len(other))
+    starts = range(0, longest, _HASH_BYTES)
+    differs = (at for at in starts if one[at : at + _HASH_BYTES] != other[at : at + _HASH_BYTES])
+    return next(differs, longest) // _HASH_BYTES

@@ -23,9 +23,10 @@ from laya.memory.sizing import n_parameters
 MAX_FILE_BYTES = 1 << 20
 MAX_COUNT = 1 << 24
 # What may be left out and may not be 0.
-_AT_LEAST_ONE = """
-n_layer n_embd n_vocab n_ctx_train head_dim_k head_dim_k_swa n_head_kv_swa full_attention_interval tp
-"""
+_AT_LEAST_ONE = frozenset(
+    ("n_layer", "n_embd", "n_vocab", "n_ctx_train", "head_dim_k", "head_dim_k_swa", "n_head_kv_swa",
+     "full_attention_interval", "tp")
+)  # fmt: skip
 _PERIOD = re.compile(r"period (\d+)|(\d+) swa : 1 full")
 
 
@@ -177,7 +178,7 @@ def _check_ranges(given: _Params, params: dict[str, Any]) -> None:
     """Each count by itself. Raises ValueError."""
     for name in _Params.__struct_fields__:
         value = getattr(given, name)
-        least = int(name in params and name in _AT_LEAST_ONE.split())
+        least = int(name in params and name in _AT_LEAST_ONE)
         most = MAX_LAYERS if name.startswith("n_layer") else MAX_COUNT
         if isinstance(value, int) and not least <= value <= most:
             raise ValueError(f"params.{name} is {value}; it must be between {least} and {most}")
