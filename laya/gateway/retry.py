@@ -77,7 +77,10 @@ class Retries:
         name = exchange.header_model or (parsed.model if parsed is not None else None)
         if parsed is None or name is None or exchange.was_sent or exchange.head_sent:
             return False  # a head tells the model
-        index, _ = choose(dispatcher, exchange, parsed, name, exchange.routed_tokens)
+        try:
+            index, _ = choose(dispatcher, exchange, parsed, name, exchange.routed_tokens)
+        except LayaError:  # the rules are others by now, and leave it undecided
+            return False
         if index < 0:
             return False
         other = fleet.endpoints[index]
@@ -127,8 +130,7 @@ class Retries:
         if connection is not None:
             connection.abort()
         self._dispatcher.fleet.health.give_back(endpoint, exchange.routed_seqs, exchange.routed_tokens)
-        endpoint.release(exchange)
-        endpoint.queue.discard(exchange)
+        endpoint.release(exchange)  # out of its queue too
         exchange.begin_anew()
 
     def _arrive(self, exchange: Exchange, endpoint: Endpoint) -> None:

@@ -15,6 +15,7 @@ from laya.bench.stub_gateway import stub_plan
 from laya.config.routing import RoutingConfig
 from laya.errors import BadModelFile
 from laya.gateway.unloadable import PASSED_OVER_S
+from laya.routing.rules import Rules
 from laya.types import EngineAddress, ModelFile
 
 from .front import CHAT, Front, front, request
@@ -77,6 +78,20 @@ async def test_pool_passes_over_a_member_whose_load_failed(tmp_path: Path) -> No
     async with broken_front(tmp_path) as (gate, loads):
         assert [(await gate.ask(asks("either", user=str(n)))).status for n in range(8)] == [200] * 8
         assert len(loads) <= 1
+
+
+async def test_request_that_new_rules_leave_undecided_hears_why_its_load_failed(tmp_path: Path) -> None:
+    rules = msgspec.convert({"rules": [{"model": "auto", "headers": {"x-team": "stub"}, "to": "stub"}]}, RoutingConfig)
+    async with broken_front(tmp_path) as (gate, _):
+        ready = gate.supervisor.ensure_ready
+
+        async def reload_meanwhile(name: str) -> EngineAddress:
+            gate.gateway.dispatcher.rules = Rules(rules)
+            return await ready(name)
+
+        gate.supervisor.ensure_ready = reload_meanwhile  # type: ignore[method-assign]
+        answer = await gate.ask(asks("auto", "x-team: broken"))
+        assert (answer.status, answer.error["code"]) == (422, "bad_model_file")
 
 
 async def test_request_with_nowhere_else_to_go_hears_why_each_time(tmp_path: Path) -> None:
