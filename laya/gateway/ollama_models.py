@@ -25,6 +25,7 @@ from laya.gateway.endpoint import Endpoint
 from laya.gateway.fields import read_fields
 from laya.gateway.fleet import Fleet
 from laya.gateway.roles import key_of
+from laya.gateway.tool_support import knows_tools
 from laya.memory import GgufHeader, read_header
 from laya.memory.ggml import FILE_TYPES
 from laya.types import ModelFile
@@ -129,11 +130,20 @@ class OllamaModels:
                 "license": metadata.get("general.license", ""),
                 "details": _details(file, header),
                 "model_info": {name: each for name, each in metadata.items() if isinstance(each, (str, int, float))},
-                "capabilities": _capabilities(endpoint, str(template)),
+                "capabilities": await asyncio.to_thread(self._capabilities, endpoint, str(template)),
                 "modified_at": await asyncio.to_thread(_modified, file.path),
                 "context_length": await self._fleet.window(endpoint),
             }
         )
+
+    def _capabilities(self, endpoint: Endpoint, template: str) -> list[str]:
+        settings = endpoint.settings
+        if settings.task != "chat":
+            return ["embedding"] if settings.task == "embed" else ["rerank"]
+        found = ["completion"]
+        found += ["tools"] if knows_tools(self._fleet, endpoint) else []
+        found += ["thinking"] if "<think>" in template or "enable_thinking" in template else []
+        return found + (["vision"] if settings.mmproj is not None else [])
 
     def _seen_by(self, key: Key | None) -> list[Endpoint]:
         id_of = self._fleet.roster.id_of
@@ -198,16 +208,6 @@ def _size_text(header: GgufHeader | None) -> str:
     n_parameters = sum(math.prod(tensor.shape) for tensor in header.tensors)
     unit, divisor = next((unit, divisor) for limit, unit, divisor in _SMALL if n_parameters < limit)
     return f"{n_parameters / divisor:.2f}{unit}"
-
-
-def _capabilities(endpoint: Endpoint, template: str) -> list[str]:
-    settings = endpoint.settings
-    if settings.task != "chat":
-        return ["embedding"] if settings.task == "embed" else ["rerank"]
-    found = ["completion"]
-    found += ["tools"] if "tools" in template else []
-    found += ["thinking"] if "<think>" in template or "enable_thinking" in template else []
-    return found + (["vision"] if settings.mmproj is not None else [])
 
 
 def _expires(live: list[Endpoint]) -> str:

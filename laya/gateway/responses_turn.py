@@ -6,6 +6,7 @@ opened, its parts or arguments come, it is closed before the next one is opened.
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any, Literal
 
@@ -123,7 +124,7 @@ class Turn:
         part: Item = {"type": _PART_OF[kind], "text": ""}
         if kind == "message":
             part |= {"annotations": [], "logprobs": []}
-        events.append(self._event("response.content_part.added", **self._place(0), part=dict(part)))
+        events.append(self._event("response.content_part.added", **self._place(0), part=copy.deepcopy(part)))
         item["content"].append(part)
         return events
 
@@ -152,7 +153,7 @@ class Turn:
     def _open(self, item: Item) -> list[Event]:
         events = self._close("completed")
         self.output.append(item)
-        shown = msgspec.json.decode(encode(item))  # as it is now: it goes on growing
+        shown = copy.deepcopy(item)  # as it is now: it goes on growing
         events.append(self._event("response.output_item.added", output_index=len(self.output) - 1, item=shown))
         return events
 

@@ -157,6 +157,14 @@ async def test_models_are_told_with_a_tag_and_seen_by_their_keys_alone(tmp_path:
         assert "error" in (await world.ask(post("/api/chat", CHAT, key="wrong"))).json
 
 
+async def test_tools_are_told_of_a_model_that_takes_them_alone(tmp_path: Path) -> None:
+    for template, takes in (("{{ tools }}", True), ("{{ mytools }}", False)):
+        async with front(tmp_path, model={"chat_template": template}) as world:
+            shown = (await world.ask(post("/api/show", {"model": "stub"}))).json
+            assert ("tools" in shown["capabilities"]) == takes
+            assert (await world.ask(post("/api/chat", CHAT | {"tools": [TOOL]}))).status == (200 if takes else 501)
+
+
 async def test_what_ollama_does_to_its_store_names_the_verb(tmp_path: Path) -> None:
     async with front(tmp_path) as world:
         pull = await world.ask(post("/api/pull", {"model": "x"}))

@@ -113,6 +113,16 @@ async def test_stream_tells_each_step_in_the_official_order(tmp_path: Path) -> N
         assert rest.count(b"event: ") == 2
 
 
+async def test_part_that_is_added_is_still_empty(tmp_path: Path) -> None:
+    entry = {"token": "Hi", "bytes": [72, 105], "logprob": -0.5, "top_logprobs": []}
+    raw = {"choices": [{"index": 0, "delta": {"content": "Hi"}, "logprobs": {"content": [entry]}}]}
+    async with front(tmp_path, streams(event(raw), delta("stop"), usage(), DONE)) as world:
+        events = events_of(await world.ask(create(stream=True, top_logprobs=1)))
+        added = next(each for each in events if each["type"] == "response.content_part.added")
+        assert added["part"] == {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        assert [each["token"] for each in events[-1]["response"]["output"][0]["content"][0]["logprobs"]] == ["Hi"]
+
+
 async def test_calls_are_items_with_their_arguments_in_pieces(tmp_path: Path) -> None:
     async with front(tmp_path, tool_calls()) as world:
         events = events_of(await world.ask(create(stream=True, tools=[TOOL], parallel_tool_calls=True)))
