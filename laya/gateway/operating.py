@@ -56,7 +56,7 @@ class Operating:
         self.meter = Meter(gateway.config.store, database)
         self.request_log = RequestLog(gateway.config.request_log)
         gateway.dispatcher.settled = self._settled
-        self._log_content()
+        self._choose_lanes()
         gateway.desk.registry.register(self.meter)
         self.routes = [
             Route("/admin/usage", self._usage),
@@ -79,11 +79,11 @@ class Operating:
     def _in_force(self, config: Config) -> None:
         gateway = self._gateway
         gateway.dispatcher.rules = Rules(config.routing)
-        self._log_content()
+        self._choose_lanes()
         gateway.limits.apply(config.server)
         gateway.keys.configure(config.server)
 
-    def _log_content(self) -> None:
+    def _choose_lanes(self) -> None:
         """What rules or the log ask of a request, the plain lane does not keep."""
         dispatcher, keeps = self._gateway.dispatcher, self.request_log.keeps_content
         dispatcher.keeps_said = CONTENT_LIMIT_BYTES if keeps else 0

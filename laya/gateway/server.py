@@ -168,13 +168,8 @@ class Gateway:
         return dict(entries.faults)
 
     def _connection(self) -> type[LayaProtocol]:
-        """The connection class of this server."""
-        own = {
-            "dispatcher": self.dispatcher,
-            "limits": self.limits,
-            "lane": self.fleet.lane,
-            "takes_plain": not self.dispatcher.rules,
-        }
+        """The connection class of this server. Which lanes it takes is `Operating`'s to say."""
+        own = {"dispatcher": self.dispatcher, "limits": self.limits, "lane": self.fleet.lane}
         return type("Connection", (LayaProtocol,), own)
 
 
