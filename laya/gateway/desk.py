@@ -160,16 +160,16 @@ class Desk:
 
     async def slots(self, request: Request) -> Response:
         """What the engine itself says of its sequences, beside what Laya has promised (`/admin/state`)."""
-        found = self.fleet.find(request.path_params["model_id"])
+        group = self.fleet.replicas(self.fleet.find(request.path_params["model_id"]))
         slots: list[dict[str, Any]] = []
-        for endpoint in self.fleet.replicas(found):
+        for endpoint in group:
             if endpoint.pool is None:
                 continue
             try:
                 _, answer = await endpoint.pool.fetch("GET", "/slots")
             except OSError as error:
                 raise EngineFailed(f"The engine of '{endpoint.name}' does not answer: {error}") from None
-            engine = {} if endpoint is found and len(self.fleet.replicas(found)) == 1 else {"replica": endpoint.name}
+            engine = {"replica": endpoint.name} if len(group) > 1 else {}
             slots += [engine | {name: slot.get(name) for name in _SLOT_FIELDS} for slot in msgspec.json.decode(answer)]
         return reply({"slots": slots})
 

@@ -13,11 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from laya.errors import (
-    EngineFailed,
-    InvalidRequest,
-    LayaError,
-)
+from laya.errors import EngineFailed, InvalidRequest, LayaError
 from laya.gateway.body import ParsedBody
 from laya.gateway.express import Express
 from laya.gateway.heads import PRIORITY

@@ -121,7 +121,7 @@ class Endpoint:
         """Whether its engine may be stopped for the sake of another model. Who waits here while it yields its turn
         does not keep it; who was let in, or is about to be, does."""
         is_left = self.yields_to is not None or not self.queue
-        return self.pool is not None and is_left and not (self.live or self.n_counting or self.settings.pinned)
+        return self.pool is not None and is_left and not (self.is_running or self.n_counting or self.settings.pinned)
 
     def lingers(self, now_s: float) -> bool:
         """Whether it was used a moment ago, in its turn: who asks one thing after another is about to come back."""
@@ -161,9 +161,9 @@ class Endpoint:
         self.has_failed = False
         self.stuck = None
         self.pool = UpstreamPool(address)
-        self.planned = plan.settings
-        self.template_bytes = template_bytes
         planned, settings = plan.settings, self.settings
+        self.planned = planned
+        self.template_bytes = template_bytes
         self.passes_plain = address.cancels_whole and not planned.kv_unified and not settings.defaults
         self.passes_plain &= settings.overflow == "refuse"
         is_chat, is_padded = EndpointKind.CHAT in self.kinds, planned.slot_tokens != planned.max_seq_len
@@ -173,8 +173,8 @@ class Endpoint:
             self._lane.open(self.index, self.model_id, head, template_bytes, planned.max_seq_len, takes_streams)
         self.last_used_s = self.opened_s = time.monotonic()  # a ttl counts from here, whenever the last request was
         # one batch of the pool stays free: the engine fills cells a batch at a time
-        pool_tokens = plan.settings.kv_pool_tokens - plan.settings.n_batch if plan.settings.kv_unified else None
-        self.admission = Admission(plan.settings.max_num_seqs, pool_tokens)
+        pool_tokens = planned.kv_pool_tokens - planned.n_batch if planned.kv_unified else None
+        self.admission = Admission(planned.max_num_seqs, pool_tokens)
 
     def close(self) -> None:
         """The engine is gone; what still runs on it fails by its own broken connection."""

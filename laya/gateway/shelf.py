@@ -78,9 +78,12 @@ class Shelf:
         self.router.remove_model(model_id)
         self.roster.forget(model_id)
         for endpoint in self._replicas.pop(model_id):
-            self.router.remove_endpoint(endpoint.index)
-            self.forget(endpoint)
-            del self.endpoints[endpoint.index], self._by_name[endpoint.name]
+            self._remove(endpoint)
+
+    def _remove(self, endpoint: Endpoint) -> None:
+        self.router.remove_endpoint(endpoint.index)
+        self.forget(endpoint)
+        del self.endpoints[endpoint.index], self._by_name[endpoint.name]
 
     def forget(self, endpoint: Endpoint) -> None:
         """The model of this endpoint is gone from the disk and from here."""
@@ -139,9 +142,7 @@ class Shelf:
         self.retiring.discard(endpoint)
         if self.endpoints.get(endpoint.index) is not endpoint:
             return
-        self.router.remove_endpoint(endpoint.index)
-        self.forget(endpoint)
-        del self.endpoints[endpoint.index], self._by_name[endpoint.name]
+        self._remove(endpoint)
         group = self._replicas.get(endpoint.model_id, ())
         rest = tuple(each for each in group if each is not endpoint)
         if rest:
