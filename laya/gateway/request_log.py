@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 WRITE_EVERY_S = 0.5
 MOST_WAITING = 10_000  # lines; what comes while the disk does not keep up is counted, and told in the log
 CONTENT_LIMIT_BYTES = 4096
-_SECRET = re.compile(r"(?i)\b(sk-[\w-]{6,}|bearer\s+[\w.~+/=-]{6,}|(?:gh[pousr]|hf|xox[abpr])[_-]\w{10,})")
+_SECRET = re.compile(
+    r"(?i)\b(sk-[\w-]{6,}|laya-[\w-]{20,}|bearer\s+[\w.~+/=-]{6,}|(?:gh[pousr]|hf|xox[abpr])[_-]\w{10,})"
+)
 _NAMED = re.compile(r'(?i)("[^"]*(?:api_?key|password|secret|token)"\s*:\s*)"(?:[^"\\]|\\.)*"?')
 _encode = msgspec.json.Encoder().encode
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from laya.config import RequestLogConfig
+from laya.config.keys import new_key
 from laya.gateway.operating import ConfigSource
 from laya.gateway.request_log import MOST_WAITING, RequestLog, redacted
 from laya.types import EndpointKind
@@ -88,6 +89,8 @@ async def test_content_is_written_when_asked_for_without_what_looks_like_a_key(
 def test_what_looks_like_a_secret_is_left_out() -> None:
     for secret in ("sk-proj-AbC123_x", "Bearer abcdef.ghi-jkl", "ghp_0123456789abcdef", "hf_AbcdefGhijkl"):
         assert secret[-6:] not in redacted(f"use {secret} now"), secret
+    own = new_key()
+    assert own not in redacted(f"my key of this server is {own}.")
     assert redacted('{"api_key": "se\\"cret", "x": 1}') == '{"api_key": "[redacted]", "x": 1}'
     assert redacted('{"db_password":"cut off') == '{"db_password":"[redacted]"'
     assert redacted("to ask is to be a bearer of news, risk-averse") == "to ask is to be a bearer of news, risk-averse"
