@@ -90,7 +90,7 @@ class ConversationTables(Tables):
             "created_s": now_s,
         }
         of_this = _ConversationRow.id == conversation_id
-        with self._faults(), self._database.atomic("IMMEDIATE"):
+        with self._faults(), self._writing():
             if not _ConversationRow.update(updated_s=now_s).where(of_this).execute(self._database):
                 raise _no_conversation(conversation_id)
             return int(_MessageRow.insert(row).execute(self._database))

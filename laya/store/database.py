@@ -39,7 +39,7 @@ class Tables:
 
     def _migrate(self) -> None:
         """Bring the file to the newest form. Two processes that open it at once take turns."""
-        with self._database.atomic("IMMEDIATE"):
+        with self._writing():
             version = self._database.user_version
             if version > len(MIGRATIONS):
                 raise StoreError(

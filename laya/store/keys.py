@@ -59,7 +59,7 @@ class KeyTables(Tables):
 
     def drop_key(self, name: str) -> KeyGrant:
         """Forget a key; gives what it was. Raises NotFound that names the nearest."""
-        with self._faults(), self._database.atomic("IMMEDIATE"):
+        with self._faults(), self._writing():
             found = list(_KeyRow.select().where(_KeyRow.name == name).execute(self._database))
             if not found:
                 names = [row.name for row in _KeyRow.select(_KeyRow.name).execute(self._database)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from laya.gateway.inner import InnerExchange, Piece, sse
 from laya.gateway.server import Gateway
 from laya.types import EndpointKind
 
-from .front import CHAT, KEY, front, request, until
+from .front import CHAT, KEY, Client, Front, front, request, until
 from .scripted_engine import STREAM_HEAD, Call, Script, chunk, delta, hello, hello_events, progress, streams, whole
 
 pytestmark = pytest.mark.anyio
@@ -75,6 +76,17 @@ def parrot(*headers: str, key: str = KEY, **fields: Any) -> bytes:
 
 def data_of(body: bytes) -> list[Any]:
     return [json.loads(line[6:]) for line in body.decode().split("\n") if line.startswith("data: ")]
+
+
+@contextlib.asynccontextmanager
+async def begun_stream(tmp_path: Path) -> AsyncIterator[tuple[Front, Client, Parrot]]:
+    """A client whose answer has begun and does not end by itself."""
+    made: list[Parrot] = []
+    async with front(tmp_path, streams(delta(content="Hel"), ends=False), apis=routes(made)) as world:
+        client = await world.client()
+        client.send(parrot(stream=True))
+        await client.head()
+        yield world, client, made[0]
 
 
 @pytest.mark.parametrize("cancels_whole", [False, True])
@@ -135,13 +147,12 @@ async def test_fault_of_a_translator_is_one_failed_request(tmp_path: Path) -> No
 
 async def test_engine_that_breaks_off_says_so_in_the_stream(tmp_path: Path) -> None:
     made: list[Parrot] = []
-    async with front(tmp_path, streams(delta(content="Hel"), ends=False), apis=routes(made)) as world:
 
-        async def broken(call: Call) -> None:
-            await streams(delta(content="Hel"), ends=False)(call)
-            call.close()
+    async def broken(call: Call) -> None:
+        await streams(delta(content="Hel"), ends=False)(call)
+        call.close()
 
-        world.engine.script = broken
+    async with front(tmp_path, broken, apis=routes(made)) as world:
         answer = await world.ask(parrot(stream=True))
         assert answer.status == 200
         assert data_of(answer.body)[-1]["error"]["code"] == "engine_crashed"
@@ -150,15 +161,11 @@ async def test_engine_that_breaks_off_says_so_in_the_stream(tmp_path: Path) -> N
 
 
 async def test_client_that_leaves_a_stream_frees_its_engine(tmp_path: Path) -> None:
-    made: list[Parrot] = []
-    async with front(tmp_path, streams(delta(content="Hel"), ends=False), apis=routes(made)) as world:
-        client = await world.client()
-        client.send(parrot(stream=True))
-        await client.head()
+    async with begun_stream(tmp_path) as (world, client, made):
         client.abort()
         await asyncio.wait_for(world.engine.calls[0].gone.wait(), 1)
         assert await world.settled() == {"cancelled": 1}
-        await until(lambda: made[0].ended == ["end"])
+        await until(lambda: made.ended == ["end"])
 
 
 @pytest.mark.parametrize("script", [streams(delta(content="Hel"), ends=False), streams(progress(1, 9), ends=False)])
@@ -267,11 +274,7 @@ async def test_stream_of_another_replica_tells_its_origin_as_any(tmp_path: Path)
 
 
 async def test_server_that_stops_tells_the_stream(tmp_path: Path) -> None:
-    made: list[Parrot] = []
-    async with front(tmp_path, streams(delta(content="Hel"), ends=False), apis=routes(made)) as world:
-        client = await world.client()
-        client.send(parrot(stream=True))
-        await client.head()
+    async with begun_stream(tmp_path) as (world, client, _):
         world.endpoint.fail_all(InvalidRequest("The end."))
         pieces = b"".join([piece async for piece in client.pieces()])
         assert data_of(pieces)[-1]["error"]["message"] == "The end."
