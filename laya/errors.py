@@ -21,12 +21,14 @@ class LayaError(Exception):
     http_status = 500
     exit_code = 1
 
-    def __init__(self, message: str, *, param: str | None = None, **details: Any) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float | None = None, **details: Any
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.details = details  # extra members of the error object, e.g. need_bytes
-        self.retry_after_s: float | None = None
+        self.retry_after_s = retry_after_s
 
     def headers(self) -> dict[str, str]:
         """HTTP headers that go with the error."""
@@ -159,9 +161,8 @@ class InsufficientMemory(LayaError):
 class QueueFull(LayaError):
     code, type, http_status = "queue_full", "rate_limit_error", 429
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    def __init__(self, message: str, retry_after_s: float, **details: Any) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, **details)
 
 
 class RateLimitExceeded(QueueFull):
@@ -170,8 +171,7 @@ class RateLimitExceeded(QueueFull):
     code = "rate_limit_exceeded"
 
     def __init__(self, message: str, retry_after_s: float, *, limit: str, allowed: int, used: int, asked: int) -> None:
-        super().__init__(message, math.ceil(retry_after_s))
-        self.details = {"limit": limit, "allowed": allowed, "used": used, "asked": asked}
+        super().__init__(message, math.ceil(retry_after_s), limit=limit, allowed=allowed, used=used, asked=asked)
 
 
 class QueueTimeout(QueueFull):
@@ -195,15 +195,9 @@ class ModelDraining(QueueFull):
 
 
 class MemoryBusy(QueueFull):
-    """A model that fits as soon as others that work now are done. 503: the same request can be answered later."""
+    """A model that fits once others are done. Carries need_bytes, available_bytes and each one's held_bytes."""
 
     code, type, http_status, exit_code = "memory_busy", "server_error", 503, 3
-
-    def __init__(
-        self, message: str, retry_after_s: float, *, need_bytes: int, available_bytes: int, held_bytes: dict[str, int]
-    ) -> None:
-        super().__init__(message, retry_after_s)
-        self.details = {"need_bytes": need_bytes, "available_bytes": available_bytes, "held_bytes": held_bytes}
 
 
 class MemoryPressure(QueueFull):
@@ -233,10 +227,6 @@ class EngineStuck(EngineFailed):
     """An engine that held requests and gave nothing; a new one takes its place."""
 
     code = "engine_stuck"
-
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class EngineOutOfMemory(EngineFailed):

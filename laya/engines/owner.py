@@ -137,9 +137,8 @@ class ModelOwner:
             self._waiters.append(waiter)
         # 5. it failed a moment ago
         elif wait_s > 0 and not forced:
-            refusal = EngineFailed(f"{self.error} (next try in {wait_s:.0f} s)", param="model")
-            refusal.retry_after_s = wait_s
-            waiter.set_exception(refusal)
+            again = f"{self.error} (next try in {wait_s:.0f} s)"
+            waiter.set_exception(EngineFailed(again, param="model", retry_after_s=wait_s))
         # 6. nothing runs: load
         else:
             self._waiters.append(waiter)

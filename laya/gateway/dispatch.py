@@ -159,9 +159,10 @@ class Dispatcher:
                 self.fleet.draining.check(name)
                 index = self.fleet.together.unloadable.route(candidate, parsed.n_seqs, tokens, exchange.kind)
             if index < 0:
-                error = EngineFailed(f"No engine of '{name}' can take requests now: each failed one after another.")
-                error.retry_after_s = self.fleet.health.retry_after_s()
-                raise error
+                raise EngineFailed(
+                    f"No engine of '{name}' can take requests now: each failed one after another.",
+                    retry_after_s=self.fleet.health.retry_after_s(),
+                )
         exchange.routed_seqs, exchange.routed_tokens = parsed.n_seqs, tokens
         endpoint = self.fleet.endpoints[index]
         exchange.endpoint = endpoint

@@ -103,7 +103,7 @@ class Watch:
         fleet.together.choose_eligible(endpoint)
         fleet.together.leave_to_others(endpoint)
         for exchange in list(endpoint.live):
-            exchange.fail(EngineStuck(endpoint.stuck, endpoint.mean_load_s))
+            exchange.fail(EngineStuck(endpoint.stuck, retry_after_s=endpoint.mean_load_s))
         fleet.spawn(self._restart(endpoint))
 
     async def _restart(self, endpoint: Endpoint) -> None:
