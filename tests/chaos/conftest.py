@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -128,6 +129,25 @@ def chat(server: RunningServer, model: str, *, timeout_s: float = 120.0, **field
     """One short question, its answer whole."""
     body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4} | fields
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=timeout_s)
+
+
+def measured_answers(
+    serve: Callable[..., RunningServer], model: str, model_id: str, lines: Iterable[Sequence[str]], **where: Any
+) -> None:
+    """Each line of words after `laya serve` answers a chat; what its engine was measured to hold is printed."""
+    for words in lines:
+        server = serve(*words, **where)
+        answer = chat(server, model)
+        measured = f"{measured_mib(server, model_id):.0f} MiB measured"
+        print(f"  {shlex.join(words)}: {answer.status_code}, {measured}")
+        assert answer.status_code == 200, answer.text
+        server.stop()
+
+
+def assert_nothing_killed(group: Group) -> None:
+    peak, limit = group.peak_bytes / MIB, group.limit_bytes / MIB
+    print(f"  the group held {peak:.0f} of {limit:.0f} MiB at most, {group.kills()} killed")
+    assert group.kills() == 0
 
 
 def events(server: RunningServer) -> list[dict[str, Any]]:

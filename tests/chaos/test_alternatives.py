@@ -13,7 +13,7 @@ from typing import Any
 from laya.types import MIB
 from tests.conftest import PROGRAM, ROOT, RunningServer
 
-from .conftest import Group, chat, measured_mib
+from .conftest import Group, assert_nothing_killed, chat, measured_answers
 
 LIMIT_BYTES = 448 * MIB
 ASKED = ("--max-num-seqs", "8", "--max-seq-len", "8192", "--n-threads", "1")
@@ -52,11 +52,6 @@ def test_every_alternative_of_a_refusal_and_of_a_plan_loads_in_the_group(
             continue
         assert words[:3] == ["laya", "plan", "smollm2"]
         lines.append(shlex.join(words[3:]))
-    for line in dict.fromkeys(lines):
-        server = serve("smollm2", *shlex.split(line), group=group)
-        answer = chat(server, "smollm2")
-        print(f"  {line}: {answer.status_code}, {measured_mib(server, 'smollm2-135m'):.0f} MiB measured")
-        assert answer.status_code == 200, answer.text
-        server.stop()
-    print(f"  the group held {group.peak_bytes / MIB:.0f} MiB at most, {group.kills()} killed")
-    assert group.kills() == 0
+    each_once = map(shlex.split, dict.fromkeys(lines))
+    measured_answers(serve, "smollm2", "smollm2-135m", (["smollm2", *words] for words in each_once), group=group)
+    assert_nothing_killed(group)

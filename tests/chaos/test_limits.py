@@ -13,7 +13,7 @@ from laya.memory.machine import LEAST_BYTES, LEAST_COMMAND
 from laya.types import GIB, MIB
 from tests.conftest import PROGRAM, ROOT, RunningServer
 
-from .conftest import Group, chat, measured_mib
+from .conftest import Group, assert_nothing_killed, chat, measured_answers, measured_mib
 
 Serve = Callable[..., RunningServer]
 MakeLimited = Callable[[int], Group]
@@ -51,14 +51,9 @@ def test_article_settings_are_refused_where_they_do_not_fit_and_what_is_suggeste
     assert (refused.status_code, error["code"]) == (422, "insufficient_memory")
     assert error["need_bytes"] > error["available_bytes"] and error["suggestions"]
     server.stop()
-    for flags in error["suggestions"]:
-        server = serve(*flags.split(), config=ARTICLE.format(model=model), group=group)
-        answer = chat(server, "article")
-        print(f"  {flags}: {answer.status_code}, {measured_mib(server, 'article'):.0f} MiB measured")
-        assert answer.status_code == 200, answer.text
-        server.stop()
-    print(f"  the group held {group.peak_bytes / MIB:.0f} of 1024 MiB at most, {group.kills()} killed")
-    assert group.kills() == 0
+    lines = [flags.split() for flags in error["suggestions"]]
+    measured_answers(serve, "article", "article", lines, config=ARTICLE.format(model=model), group=group)
+    assert_nothing_killed(group)
 
 
 def test_article_settings_load_where_a_smaller_cache_makes_them_fit(
@@ -66,13 +61,9 @@ def test_article_settings_load_where_a_smaller_cache_makes_them_fit(
 ) -> None:
     (model,) = make_models(1, n_layer=4)  # 1 GiB of KV cache at f16
     group = make_limited(GIB)
-    server = serve(config=ARTICLE.format(model=model), group=group)
-    answer = chat(server, "article")
-    print(f"\n32768 x 8 of a smaller model: {answer.status_code}, {measured_mib(server, 'article'):.0f} MiB measured")
-    assert answer.status_code == 200, answer.text
-    server.stop()
-    print(f"  the group held {group.peak_bytes / MIB:.0f} of 1024 MiB at most, {group.kills()} killed")
-    assert group.kills() == 0
+    print("\n32768 x 8 of a smaller model, in 1 GiB")
+    measured_answers(serve, "article", "article", [()], config=ARTICLE.format(model=model), group=group)
+    assert_nothing_killed(group)
 
 
 def test_folder_of_long_files_is_summarized_to_the_end(
@@ -104,9 +95,8 @@ def test_folder_of_long_files_is_summarized_to_the_end(
     assert done.returncode == 0, done.stderr
     print(f"\n{n_bytes} bytes: {done.stdout.splitlines()[-1]}; {measured_mib(server, 'reader'):.0f} MiB measured")
     server.stop()
-    print(f"  the group held {group.peak_bytes / MIB:.0f} of 1024 MiB at most, {group.kills()} killed")
     assert f"{N_FILES} files in" in done.stdout
-    assert group.kills() == 0
+    assert_nothing_killed(group)
 
 
 def test_group_that_is_too_small_for_a_server_is_refused_in_a_sentence(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -19,21 +21,27 @@ PLACES = (  # where in their request they have stopped
 )
 
 
-async def slow_clients(gate: Front) -> list[Client]:
-    clients = [await gate.client() for _ in range(N_SLOW)]
-    for index, client in enumerate(clients):
-        client.send(PLACES[index % len(PLACES)])
-    await until(lambda: len(gate.connections) == N_SLOW)
-    return clients
+@asynccontextmanager
+async def slowed(folder: Path) -> AsyncIterator[tuple[Front, list[Client]]]:
+    """A gateway, and clients that have stopped in their requests."""
+    async with front(folder) as gate:
+        clients = [await gate.client() for _ in range(N_SLOW)]
+        for index, client in enumerate(clients):
+            client.send(PLACES[index % len(PLACES)])
+        await until(lambda: len(gate.connections) == N_SLOW)
+        yield gate, clients
+
+
+def drip(clients: list[Client]) -> None:
+    for client in clients:
+        client.send(b"a")
 
 
 @pytest.mark.anyio
 async def test_slow_clients_do_not_stop_a_normal_one(tmp_path: Path) -> None:
-    async with front(tmp_path) as gate:
-        clients = await slow_clients(gate)
+    async with slowed(tmp_path) as (gate, clients):
         for turn in range(10):
-            for client in clients:
-                client.send(b"a")
+            drip(clients)
             answer = await gate.ask(chat(stream=turn % 2 == 0))
             assert answer.status == 200
             assert (await gate.ask(request(path="/health", method="GET"))).status == 200
@@ -41,11 +49,9 @@ async def test_slow_clients_do_not_stop_a_normal_one(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_slow_clients_are_told_and_closed_whatever_they_still_send(tmp_path: Path) -> None:
-    async with front(tmp_path) as gate:
-        clients = await slow_clients(gate)
+    async with slowed(tmp_path) as (gate, clients):
         for _ in range(3):
-            for client in clients:
-                client.send(b"a")
+            drip(clients)
             await asyncio.sleep(0)
         gate.sweep(60)  # their deadline is of the whole head or body, so a byte now and then does not move it
         first_words = await asyncio.gather(*(client.reader.read(12) for client in clients))
