@@ -45,6 +45,12 @@ class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and answers together
     created_s: float | None = None  # Unix time; None: it stands in config.yaml
+    id: str = ""  # of this key and no other, also of none that has its name later; "": the name is all there is
+
+    @property
+    def owner(self) -> str:
+        """Whose what it stores is: for a key of the config its name, so that its secret may change."""
+        return self.id or self.name
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):

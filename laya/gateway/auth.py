@@ -41,7 +41,7 @@ class KeyRing:
         for grant in grants:
             digest = bytes.fromhex(grant.sha256)
             key = self._keys.get(digest)
-            if key is None:
+            if key is None or key.grant.owner != grant.owner:
                 key = Key(grant)
             elif key.grant != grant:
                 key.apply(grant)

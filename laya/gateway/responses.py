@@ -21,7 +21,7 @@ from laya.gateway.desk import reply
 from laya.gateway.fields import whole_number
 from laya.gateway.inner import Inner, InnerExchange, Piece, sse
 from laya.gateway.responses_items import Item
-from laya.gateway.responses_kept import KeptResponses
+from laya.gateway.responses_kept import KeptResponses, owner_of
 from laya.gateway.responses_request import LOGPROBS, Create, chat_of, read_create
 from laya.gateway.responses_turn import Event, Turn, event_text, told_again
 from laya.gateway.roles import key_of
@@ -40,7 +40,7 @@ class _Place:
     def __init__(self, exchange: InnerExchange, asked: Create, items: list[Item], before: list[KeptTurn]) -> None:
         self.exchange = exchange
         self.items = items
-        self.owner = exchange.key_name or ""
+        self.owner = owner_of(exchange.key)
         self.previous_id = asked.previous_response_id
         self.root_id = before[0].root_id if before else None
         self.history: list[Item] = []
@@ -83,7 +83,7 @@ class ResponsesApi:
 
     async def _place(self, exchange: InnerExchange, asked: Create, items: list[Item]) -> _Place:
         previous_id = asked.previous_response_id
-        before = await self._kept.until(previous_id, exchange.key_name or "") if previous_id is not None else []
+        before = await self._kept.until(previous_id, owner_of(exchange.key)) if previous_id is not None else []
         return _Place(exchange, asked, items, before)
 
     async def _answer(self, exchange: InnerExchange, body: bytes) -> Response:
@@ -138,7 +138,7 @@ class ResponsesApi:
 
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
-        await self._kept.drop(response_id, _owner(request))
+        await self._kept.drop(response_id, owner_of(key_of(request)))
         return reply({"id": response_id, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
@@ -175,16 +175,11 @@ class ResponsesApi:
         )
 
     async def _find(self, request: Request) -> KeptTurn:
-        return await self._kept.find(request.path_params["response_id"], _owner(request))
+        return await self._kept.find(request.path_params["response_id"], owner_of(key_of(request)))
 
 
 def _written(events: list[Event]) -> bytes:
     return b"".join(event_text(event) for event in events)
-
-
-def _owner(request: Request) -> str:
-    key = key_of(request)
-    return "" if key is None else key.name
 
 
 def _known_query(request: Request, *names: str) -> None:

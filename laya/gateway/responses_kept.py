@@ -11,15 +11,23 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from laya.config import StoreConfig
 from laya.errors import LayaError
 from laya.store import KeptTurn, Responses, open_responses
 
+if TYPE_CHECKING:
+    from laya.gateway.account import Key
+
 logger = logging.getLogger(__name__)
 PRUNE_EVERY_S = 600.0
 _T = TypeVar("_T")
+
+
+def owner_of(key: Key | None) -> str:
+    """Whose a turn is that came with this key."""
+    return "" if key is None else key.grant.owner
 
 
 class KeptResponses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class _KeyRow(peewee.Model):
     requests_per_minute = peewee.IntegerField(null=True)
     tokens_per_minute = peewee.IntegerField(null=True)
     created_s = peewee.DoubleField()
+    id = peewee.TextField()
 
     class Meta:
         table_name = "api_key"
@@ -46,8 +48,8 @@ class KeyTables(Tables):
             return [_grant(row) for row in query.execute(self._database)]
 
     def keep_key(self, grant: KeyGrant) -> KeyGrant:
-        """Keep a new key; gives it with the time it was made. Raises InvalidRequest where its name is taken."""
-        grant = msgspec.structs.replace(grant, created_s=time.time())
+        """Keep a new key; gives it with the time it was made and an id. Raises InvalidRequest for a name taken."""
+        grant = msgspec.structs.replace(grant, created_s=time.time(), id=f"key_{secrets.token_hex(12)}")
         row = msgspec.to_builtins(grant) | {"models": json.dumps(grant.models)}
         with self._faults():
             try:

@@ -109,4 +109,22 @@ _USAGE = (
     """,
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_CONVERSATIONS, _CORRECTIONS, _MACHINE_RATES, _API_KEYS, RESPONSES, _USAGE)
+# Keys of before have no id and go on by their names; what an earlier key of the same name kept is nobody's any more.
+_KEY_IDS = (
+    "ALTER TABLE api_key ADD COLUMN id TEXT NOT NULL DEFAULT ''",
+    """
+    UPDATE response SET owner = 'revoked:' || owner WHERE EXISTS (
+        SELECT 1 FROM api_key WHERE api_key.name = response.owner AND api_key.created_s > response.created_s
+    )
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    _CONVERSATIONS,
+    _CORRECTIONS,
+    _MACHINE_RATES,
+    _API_KEYS,
+    RESPONSES,
+    _USAGE,
+    _KEY_IDS,
+)

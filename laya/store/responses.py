@@ -21,7 +21,7 @@ class KeptTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One finished response."""
 
     id: str
-    owner: str  # name of the key that made it; "" where the server has none
+    owner: str  # `KeyGrant.owner` of the key that made it; "" where the server has none
     previous_id: str | None
     root_id: str
     created_s: float  # seconds since 1970

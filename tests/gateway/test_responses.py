@@ -18,7 +18,8 @@ from laya.gateway.responses_kept import KeptResponses
 from laya.gateway.responses_request import Create, chat_of, read_create
 from laya.store import KeptTurn
 
-from .front import KEY, Answer, front, request
+from .front import KEY, Answer, front, request, until
+from .keyed import drop, grant, keep, secret
 from .scripted_engine import DONE, Call, Script, answers, delta, event, progress, streams, usage
 
 pytestmark = pytest.mark.anyio
@@ -224,6 +225,23 @@ async def test_another_key_does_not_find_it(tmp_path: Path) -> None:
         ):
             assert (await world.ask(asked)).status == 404
         assert (await world.ask(get(body["id"]))).status == 200
+
+
+async def test_key_made_anew_under_a_name_finds_nothing_of_the_revoked_one(tmp_path: Path) -> None:
+    keep(tmp_path, grant("admin", role="admin"), grant("kid"))
+    async with front(tmp_path) as world:
+        kid, keys = secret("kid"), world.gateway.keys
+        first = keys.find("kid")
+        body = (await world.ask(create(key=kid))).json
+        assert (await world.ask(get(body["id"], kid))).status == 200
+        drop(tmp_path, "kid")
+        keep(tmp_path, grant("kid"))  # the same name, the same secret, somebody else
+        world.sweep(0.0)
+        await until(lambda: keys.find("kid") is not first)
+        assert (await world.ask(get(body["id"], kid))).status == 404
+        assert (await world.ask(create(key=kid, previous_response_id=body["id"]))).status == 404
+        own = (await world.ask(create(key=kid))).json
+        assert (await world.ask(get(own["id"], kid))).status == 200
 
 
 async def test_input_items_come_in_pages(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from kept_turns import turn
 
 from laya.errors import InvalidRequest, NotFound
 from laya.store import Store
+from laya.store.migrations import MIGRATIONS
 from laya.types import KeyGrant
 
 
@@ -53,3 +56,37 @@ def test_every_change_moves_the_stamp(tmp_path: Path) -> None:
         store.drop_key("laptop")
         assert store.keys_stamp.stat().st_mtime_ns > made_ns
         assert store.api_keys() == []
+
+
+def test_a_key_made_anew_under_a_name_is_another(tmp_path: Path) -> None:
+    with Store(tmp_path / "laya.db") as store:
+        first = store.keep_key(grant("laptop"))
+        store.drop_key("laptop")
+        second = store.keep_key(grant("laptop"))
+        assert first.owner != second.owner
+        assert store.api_keys() == [second]
+
+
+def test_keys_of_an_older_file_keep_what_is_theirs_and_get_nothing_of_a_former_key(tmp_path: Path) -> None:
+    path = tmp_path / "laya.db"
+    with sqlite3.connect(path) as database:
+        for statements in MIGRATIONS[:6]:
+            for statement in statements:
+                database.execute(statement)
+        columns = "(name, sha256, role, created_s)"
+        database.execute(f"INSERT INTO api_key {columns} VALUES ('ann', 'digest', 'user', 5.0)")
+        for kept in (turn("old", owner="ann", at_s=1.0), turn("a", owner="ann", at_s=9.0), turn("b", owner="tests")):
+            values = (kept.id, kept.owner, kept.root_id, kept.created_s, kept.document, kept.input)
+            database.execute(
+                "INSERT INTO response (id, owner, root_id, created_s, n_bytes, document, input) "
+                "VALUES (?, ?, ?, ?, 0, ?, ?)",
+                values,
+            )
+        database.execute("PRAGMA user_version = 6")
+    database.close()
+    with Store(path) as store:
+        (ann,) = store.api_keys()
+        assert ann.owner == "ann" and store.response("a", ann.owner).created_s == 9.0
+        assert store.response("b", "tests").id == "b"  # of a key of the config
+        with pytest.raises(NotFound):
+            store.response("old", ann.owner)
