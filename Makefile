@@ -6,9 +6,10 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 NATIVE := CMakeLists.txt $(wildcard csrc/*)
 MODEL  ?= smollm2
 ARGS   ?=
+SDK_JS := build/sdk_js
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-chaos test-guard-vm browser lint format bench bench-peers test-router test-native-sanitize clean
+.PHONY: help setup serve test test-chaos test-guard-vm browser lint format bench bench-peers sdk-js test-router test-native-sanitize clean
 
 help:            ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,13 +20,25 @@ serve: setup     ## fetch the default model if it is not here and serve it (MODE
 	@$(BIN)/laya pull $(MODEL)
 	@exec $(BIN)/laya serve $(MODEL) $(ARGS)
 
-test: $(VENV)/.laya-dev browser   ## all tests: real engine, real sockets, official SDK
+test: $(VENV)/.laya-dev browser sdk-js   ## all tests: real engine, real sockets, official SDKs
 	@$(BIN)/python -m pytest $(ARGS)
 
 browser:         ## Chromium for the tests of the page: Debian's package, where this is root
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq > /dev/null && DEBIAN_FRONTEND=noninteractive \
 	  apt-get install -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; } \
 	  || echo " browser       no Chromium here, so the page is NOT tested in one: apt install chromium"
+
+sdk-js:          ## OpenAI's JavaScript SDK for its tests, where node and npm are
+	@if ! { command -v node && command -v npm; } > /dev/null; then \
+	  echo " sdk-js        no node and npm here, so OpenAI's JavaScript SDK is NOT tested: apt install nodejs npm"; \
+	elif ! $(MAKE) -s $(SDK_JS)/.installed; then \
+	  echo " sdk-js        npm could not fetch OpenAI's JavaScript SDK, so it is NOT tested"; fi
+
+$(SDK_JS)/.installed: tests/sdk_js/package.json tests/sdk_js/package-lock.json tests/sdk_js/.npmrc
+	@mkdir -p $(SDK_JS)
+	@cp $^ $(SDK_JS)
+	@cd $(SDK_JS) && npm ci --silent
+	@touch $@
 
 test-chaos: $(VENV)/.laya-dev   ## what Laya does when memory runs out, in real control groups (needs root and cgroup v1)
 	@$(BIN)/python -m pytest tests/chaos -s -rs -p no:cacheprovider $(ARGS)

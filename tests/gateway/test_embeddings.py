@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
@@ -15,22 +14,7 @@ from .live import Serving, plain, prompt_of, sdk, user
 
 pytestmark = pytest.mark.engine
 
-CONFIG = """
-version: 1
-n_threads: 1
-models:
-  emb: {source: smollm2, task: embed, max_seq_len: 128, preload: true}
-  talk: {source: smollm2, max_seq_len: 256, max_num_seqs: 1}
-"""
 WIDTH = 576
-
-
-@pytest.fixture(scope="module")
-def embedding(start_server: Callable[..., Any]) -> Iterator[Serving]:
-    """One model twice: for embeddings, loaded; for chat, known only."""
-    server = start_server(config=CONFIG)
-    yield server
-    assert server.stop() == 0
 
 
 def embed(server: Serving, given: Any, **fields: Any) -> list[list[float]]:
