@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 Task = Literal["chat", "embed", "rerank"]
 Priority = Literal["system", "interactive", "default", "bulk"]
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the most urgent first
 KeyRole = Literal["user", "metrics", "admin"]
 RoutePolicy = Literal[
     "auto", "session", "prefix", "least_tokens", "power_of_two", "weighted", "hash", "round_robin"
@@ -44,6 +45,8 @@ class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and answers together
+    priority: Priority | None = None  # of requests that ask for none; None: "default"
+    max_priority: Priority | None = None  # the most urgent it may ask for; None: by its role
     created_s: float | None = None  # Unix time; None: it stands in config.yaml
     id: str = ""  # of this key and no other, also of none that has its name later; "": the name is all there is
 

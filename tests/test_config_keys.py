@@ -52,11 +52,11 @@ def test_digest_comes_from_one_of_three_places(source: str) -> None:
 def test_entry_grants_what_it_says() -> None:
     made = grant(
         f"{{name: a, sha256: {SHA}, role: user, models: [x, y], expires: 2030-01-31, max_concurrent: 2, "
-        f"requests_per_minute: 3, tokens_per_minute: 4}}"
+        f"requests_per_minute: 3, tokens_per_minute: 4, priority: bulk, max_priority: default}}"
     )
     assert made == KeyGrant(
         name="a", sha256=SHA, role="user", models=("x", "y"), expires_s=parse_moment("2030-02-01T00:00Z"),
-        max_concurrent=2, requests_per_minute=3, tokens_per_minute=4,
+        max_concurrent=2, requests_per_minute=3, tokens_per_minute=4, priority="bulk", max_priority="default",
     )  # fmt: skip
 
 
@@ -81,6 +81,8 @@ def test_moment_has_a_zone(written: str) -> None:
         (f"{{name: a, sha256: {SHA}, expires: 2030-13-01}}", "cannot be read"),
         (f"{{name: a, sha256: {SHA}, max_concurrent: 0}}", "max_concurrent"),
         (f"{{name: a, sha256: {SHA}, tokens: 3}}", "tokens"),
+        (f"{{name: a, sha256: {SHA}, priority: high}}", "priority"),
+        (f"{{name: a, sha256: {SHA}, priority: system, max_priority: bulk}}", "more urgent than max_priority bulk"),
     ],
 )
 def test_wrong_entry_is_named_and_no_key_shown(entry: str, word: str) -> None:

@@ -53,6 +53,10 @@ def create(
     max_concurrent: Annotated[int | None, typer.Option(min=1, help="Requests at once.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests in a minute.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Tokens of prompts and answers.")] = None,
+    priority: Annotated[
+        str | None, typer.Option(help="Of requests that ask for none: system, interactive, default or bulk.")
+    ] = None,
+    max_priority: Annotated[str | None, typer.Option(help="The most urgent that a request may ask for.")] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="A key you have: typed unseen, or piped in.")] = False,
     here: Here = False,
     as_json: Json = False,
@@ -66,6 +70,8 @@ def create(
         "max_concurrent": max_concurrent,
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
+        "priority": priority,
+        "max_priority": max_priority,
         "sha256": hash_key(_read_key()) if stdin else None,
     }
     made = _keys(here).create({key: value for key, value in fields.items() if value not in (None, [])})
@@ -211,16 +217,22 @@ def _read_key() -> str:
 
 def _summary(key: dict[str, Any]) -> str:
     """What a key may do, in words."""
-    limits = [f"{key[name]} {words}" for name, words in _LIMIT_WORDS.items() if key[name] is not None]
+    limits = _limits(key)
     until = [f"until {key['expires']}"] if key["expires"] else []
     models = ["models " + ", ".join(key["models"])] if key["models"] else []
     return "; ".join([key["role"], *models, *limits, *until])
 
 
+def _limits(key: dict[str, Any]) -> list[str]:
+    return [words.format(key[name]) for name, words in _LIMIT_WORDS.items() if key.get(name) is not None]
+
+
 _LIMIT_WORDS = {
-    "max_concurrent": "at once",
-    "requests_per_minute": "requests a minute",
-    "tokens_per_minute": "tokens a minute",
+    "max_concurrent": "{} at once",
+    "requests_per_minute": "{} requests a minute",
+    "tokens_per_minute": "{} tokens a minute",
+    "priority": "priority {}",
+    "max_priority": "at most {}",
 }
 
 
@@ -229,8 +241,7 @@ def _print_table(found: Sequence[dict[str, Any]]) -> None:
     for column in ("name", "role", "models", "limits", "expires", "from"):
         table.add_column(column)
     for key in found:
-        limits = ", ".join(f"{key[name]} {words}" for name, words in _LIMIT_WORDS.items() if key[name] is not None)
-        cells = (key["name"], key["role"], ", ".join(key["models"]) or "all", limits or "none")
+        cells = (key["name"], key["role"], ", ".join(key["models"]) or "all", ", ".join(_limits(key)) or "none")
         table.add_row(*map(shown, cells), key["expires"] or "never", key["origin"])
     print_table(Console(highlight=False), table)
 

@@ -27,11 +27,10 @@ from laya.models import home_path, resolve
 from laya.routing import Explanation, RequestRouter, prefix_blocks
 from laya.routing.rules import RequestFacts, Rules
 from laya.routing.told import Told, tell
-from laya.types import EndpointKind, Priority
+from laya.types import PRIORITIES, EndpointKind, Priority
 
 route_app = typer.Typer(help="See which model and which engine a request goes to, and why.", no_args_is_help=True)
 _BYTES_PER_TOKEN = 4  # of English text; a server bounds a prompt by what it counts
-_PRIORITIES: tuple[Priority, ...] = ("system", "interactive", "default", "bulk")
 
 
 @route_app.callback()
@@ -135,7 +134,7 @@ def _priority(option: str | None, headers: Mapping[str, str]) -> Priority:
     name, said = ("--priority", option) if option is not None else (f"--header {PRIORITY}:", headers.get(PRIORITY))
     if said is None:
         return "default"
-    return next(known for known in _PRIORITIES if known == _one_of(name, said, _PRIORITIES))
+    return next(known for known in PRIORITIES if known == _one_of(name, said, PRIORITIES))
 
 
 def _one_of(option: str, value: str, known: Any) -> str:

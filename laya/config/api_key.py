@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from laya.config.values import Count, Sha256
-from laya.types import KeyRole
+from laya.types import KeyRole, Priority
 
 
 class ApiKey(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
@@ -27,3 +27,10 @@ class ApiKey(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=Tr
     max_concurrent: Annotated[Count | None, Meta(description="Requests at once, waiting ones too.")] = None
     requests_per_minute: Annotated[Count | None, Meta(description="Requests in a minute.")] = None
     tokens_per_minute: Annotated[Count | None, Meta(description="Tokens of prompts and answers in a minute.")] = None
+    priority: Annotated[
+        Priority | None, Meta(description="Priority of requests that ask for none in x-laya-priority; null = default.")
+    ] = None
+    max_priority: Annotated[
+        Priority | None,
+        Meta(description="The most urgent that a request may ask for; null = interactive, and system for admins."),
+    ] = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from laya.config.document import Document, KeyPath, dotted
-from laya.config.keys import MIN_KEY_CHARS, hash_key
+from laya.config.keys import MIN_KEY_CHARS, check_priorities, hash_key
 from laya.config.units import parse_moment
 from laya.errors import ConfigError
 
@@ -37,6 +37,10 @@ def _entry(document: Document, path: KeyPath, entry: Any) -> Any:
             (*path, sources[1]), f"{dotted(path)}: {sources[0]} and {sources[1]}; one of them is enough"
         )
     entry = _with_expiry(document, path, entry)
+    try:
+        check_priorities(entry.get("priority"), entry.get("max_priority"))
+    except ConfigError as error:
+        raise document.error((*path, "priority"), f"{dotted(path)}: {error.message}") from None
     if "sha256" in sources:
         return entry | {"sha256": _digest(document, (*path, "sha256"), entry["sha256"])}
     if "key_file" in sources:

@@ -10,7 +10,7 @@ import time
 from laya.config.api_key import ApiKey
 from laya.config.units import parse_duration, parse_moment
 from laya.errors import ConfigError
-from laya.types import KeyGrant
+from laya.types import PRIORITIES, KeyGrant
 
 _SPAN = re.compile(r"\s*(\d+(\.\d+)?[smhd])+\s*")
 MIN_KEY_CHARS = 16  # a shorter one could be found from its hash
@@ -37,7 +37,21 @@ def grant_of(key: ApiKey) -> KeyGrant:
         max_concurrent=key.max_concurrent,
         requests_per_minute=key.requests_per_minute,
         tokens_per_minute=key.tokens_per_minute,
+        priority=key.priority,
+        max_priority=key.max_priority,
     )
+
+
+def check_priorities(priority: object, max_priority: object) -> None:
+    """Raises ConfigError where a key's own priority is one that it may not ask for."""
+    if priority not in PRIORITIES or max_priority not in PRIORITIES:
+        return
+    if PRIORITIES.index(priority) < PRIORITIES.index(max_priority):
+        raise ConfigError(
+            f"priority {priority} is more urgent than max_priority {max_priority}: the most urgent is "
+            f"{PRIORITIES[0]}, then {', '.join(PRIORITIES[1:])}",
+            param="priority",
+        )
 
 
 def expiry_of(text: str) -> float:

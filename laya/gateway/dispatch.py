@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from laya.errors import EngineFailed, InvalidRequest, LayaError
 from laya.gateway.body import ParsedBody
 from laya.gateway.express import Express
-from laya.gateway.heads import PRIORITY
 from laya.gateway.length import must_count, refuse_hopeless, settle_length
 from laya.gateway.outbox import Outbox
 from laya.gateway.plain import parse
@@ -76,9 +75,7 @@ class Dispatcher:
                 exchange.extra_headers += self.keys.cors_headers(headers)
             if self.rules:
                 said = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
-                exchange.rule_headers = {
-                    name: value for name, value in said if name in self.rules.header_names or name == PRIORITY
-                }
+                exchange.rule_headers = {name: value for name, value in said if name in self.rules.header_names}
             elif exchange.early_error is None and exchange.header_model is not None and exchange.account is None:
                 self.router.resolve(exchange.header_model) or self.fleet.find(exchange.header_model)
         except LayaError as error:

@@ -55,7 +55,7 @@ class Exchange(Answering):
     header_model: str | None = None
     header_session: str | None = None
     rule_headers: Mapping[str, str] = MappingProxyType({})  # those that routing.rules ask about
-    priority: Priority = "default"  # as it asked
+    priority: Priority | None = None  # as it asked
     key: Key | None = None
     account: Key | None = None  # the same key, where this request counts against its limits
     charged_tokens = 0  # of the key's tokens a minute, until it is settled

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TypeAlias, cast, get_args
+from typing import TypeAlias
 from urllib.parse import quote
 
 from laya.errors import InvalidRequest
-from laya.types import EndpointKind, Priority
+from laya.types import PRIORITIES, EndpointKind, Priority
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 HOT_PATHS = {
@@ -47,10 +47,10 @@ def priority_of(said: str | None) -> Priority:
     """The priority that a header names; without one "default". Raises InvalidRequest for a word that is none."""
     if said is None:
         return "default"
-    if said not in get_args(Priority):
-        known = " or ".join(get_args(Priority))
+    if said not in PRIORITIES:
+        known = " or ".join(PRIORITIES)
         raise InvalidRequest(f"'{PRIORITY}' is '{said[:40]}': expected {known}.", param=PRIORITY)
-    return cast(Priority, said)
+    return said
 
 
 def origin_lines(model_id: str, name: str) -> bytes:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from laya.config.check_routing import AUTO
-from laya.config.keys import expiry_of, hash_key, new_key
+from laya.config.keys import check_priorities, expiry_of, hash_key, new_key
 from laya.config.values import Sha256
 from laya.errors import InvalidRequest, nearest
 from laya.gateway.account import Key
@@ -24,10 +24,11 @@ from laya.gateway.desk import reply, small_body, switch
 from laya.gateway.fleet import Fleet
 from laya.gateway.live_keys import LiveKeys
 from laya.gateway.own import OwnRequests
-from laya.types import KeyGrant, KeyRole
+from laya.types import PRIORITIES, KeyGrant, KeyRole
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_PRIORITIES = ("priority", "max_priority")
 _LIMITS = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
 
 
@@ -42,6 +43,8 @@ class AskedKey(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_concurrent: Count | None = None
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
+    priority: str | None = None
+    max_priority: str | None = None
     sha256: Sha256 | None = None
 
 
@@ -49,7 +52,7 @@ async def make(keys: LiveKeys, asked: AskedKey, known: Collection[str]) -> dict[
     """A new key in force: its grant, the key itself where it was made here, what changed for others.
 
     known: names of models and of what stands for them; others get a warning, since a model may come later.
-    Raises InvalidRequest, ConfigError for what `expires` says, StoreError.
+    Raises InvalidRequest, ConfigError for what `expires` and the priorities say, StoreError.
     """
     _check_words(asked)
     secret = None if asked.sha256 else new_key()
@@ -61,7 +64,7 @@ async def make(keys: LiveKeys, asked: AskedKey, known: Collection[str]) -> dict[
             role=cast(KeyRole, asked.role or ("admin" if is_first else "user")),
             models=tuple(dict.fromkeys(asked.models)),
             expires_s=expiry_of(asked.expires) if asked.expires else None,
-            **{name: getattr(asked, name) for name in _LIMITS},
+            **{name: getattr(asked, name) for name in (*_LIMITS, *_PRIORITIES)},
         )
 
     made = await keys.create(grant_for)
@@ -77,7 +80,7 @@ async def make(keys: LiveKeys, asked: AskedKey, known: Collection[str]) -> dict[
 
 
 def _check_words(asked: AskedKey) -> None:
-    """Raises InvalidRequest that says what a name may hold, and which roles there are."""
+    """Raises InvalidRequest that says what a name may hold, and which roles and priorities there are."""
     if not _NAME.fullmatch(asked.name):
         raise InvalidRequest(
             f"'{asked.name[:64]}' is no name of a key: 1 to 64 letters, digits and . _ @ -, "
@@ -87,6 +90,11 @@ def _check_words(asked: AskedKey) -> None:
     roles = get_args(KeyRole)
     if asked.role is not None and asked.role not in roles:
         raise InvalidRequest(f"There is no role '{asked.role[:64]}': the roles are {', '.join(roles)}.", param="role")
+    for name in _PRIORITIES:
+        said = getattr(asked, name)
+        if said is not None and said not in PRIORITIES:
+            raise InvalidRequest(f"'{name}' is '{said[:64]}': expected {' or '.join(PRIORITIES)}.", param=name)
+    check_priorities(asked.priority, asked.max_priority)
 
 
 def _unknown(name: str, known: Collection[str]) -> str:
@@ -115,7 +123,7 @@ def shown(key: Key) -> dict[str, Any]:
         "role": grant.role,
         "models": list(grant.models),
         "expires": _moment(grant.expires_s),
-        **{name: getattr(grant, name) for name in _LIMITS},
+        **{name: getattr(grant, name) for name in (*_LIMITS, *_PRIORITIES)},
         "origin": "config" if grant.created_s is None else "store",
         "created": _moment(grant.created_s),
         "digest": grant.sha256[:8],

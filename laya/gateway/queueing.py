@@ -11,22 +11,33 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
-from laya.types import Priority
+from laya.types import PRIORITIES, KeyGrant, Priority
 
 if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
 
-PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the most urgent first
 # How long a request lets later, more urgent ones pass, as a share of the time it may wait at all.
 YIELD_SHARES: dict[Priority, float] = {"system": 0.0, "interactive": 0.05, "default": 0.2, "bulk": 0.5}
 
 
 def priority_for(exchange: Exchange) -> Priority:
-    """What it asked for, as far as its key may: `system` is for admins, and for a server without keys."""
-    asked, key = exchange.priority, exchange.key
-    return "interactive" if asked == "system" and key is not None and key.role != "admin" else asked
+    """What it asked for, else its key's own, as far as the key may: what is more urgent counts as the most it may."""
+    key = exchange.key
+    if key is None:
+        return exchange.priority or "default"
+    grant = key.grant
+    wanted = exchange.priority or grant.priority or "default"
+    return max(wanted, most_urgent(grant), key=PRIORITIES.index)
+
+
+def most_urgent(grant: KeyGrant) -> Priority:
+    """What a key may ask for at most. Where nothing is said, `system` is for admins, and for whom it was given."""
+    if grant.max_priority is not None:
+        return grant.max_priority
+    by_role: Priority = "system" if grant.role == "admin" else "interactive"
+    return min(by_role, grant.priority or by_role, key=PRIORITIES.index)
 
 
 class _Level:

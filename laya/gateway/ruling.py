@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from laya.errors import NotSupported
 from laya.gateway.endpoint import KINDS_OF
-from laya.gateway.heads import PRIORITY, priority_of
+from laya.gateway.queueing import priority_for
 from laya.routing.rules import RequestFacts, Rules
 from laya.routing.table import FLAG_STREAMING
 from laya.types import EndpointKind
@@ -30,7 +30,7 @@ def names_by_rules(
     facts = RequestFacts(
         model=name,
         kind=exchange.kind,
-        priority=priority_of(exchange.rule_headers.get(PRIORITY)),
+        priority=priority_for(exchange),
         headers=exchange.rule_headers,
         key=exchange.key_name,
         prompt_tokens=parsed.prompt_bound_tokens,

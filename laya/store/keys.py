@@ -28,6 +28,8 @@ class _KeyRow(peewee.Model):
     tokens_per_minute = peewee.IntegerField(null=True)
     created_s = peewee.DoubleField()
     id = peewee.TextField()
+    priority = peewee.TextField(null=True)
+    max_priority = peewee.TextField(null=True)
 
     class Meta:
         table_name = "api_key"

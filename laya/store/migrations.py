@@ -119,6 +119,11 @@ _KEY_IDS = (
     """,
 )
 
+_KEY_PRIORITIES = (
+    "ALTER TABLE api_key ADD COLUMN priority TEXT",
+    "ALTER TABLE api_key ADD COLUMN max_priority TEXT",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _CONVERSATIONS,
     _CORRECTIONS,
@@ -127,4 +132,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     RESPONSES,
     _USAGE,
     _KEY_IDS,
+    _KEY_PRIORITIES,
 )

@@ -58,7 +58,8 @@ def test_every_grant_is_kept_and_shown(laya: Laya) -> None:
     laya("key", "create", "me")
     code, out, err = laya(
         "key", "create", "kid", "--models", "smollm2,qwen3-8b", "--models", "other", "--expires", "2099-12-31",
-        "--max-concurrent", "2", "--requests-per-minute", "30", "--tokens-per-minute", "6000", "--json",
+        "--max-concurrent", "2", "--requests-per-minute", "30", "--tokens-per-minute", "6000",
+        "--priority", "bulk", "--max-priority", "default", "--json",
     )  # fmt: skip
     made = json.loads(out)
     assert (code, err, made["role"], made["models"]) == (0, "", "user", ["smollm2", "qwen3-8b", "other"])
@@ -66,7 +67,7 @@ def test_every_grant_is_kept_and_shown(laya: Laya) -> None:
     shown = json.loads(laya("key", "show", "kid", "--json")[1])
     assert (shown["max_concurrent"], shown["requests_left"], shown["tokens_left"]) == (2, 30, 6000)
     listed = laya("key", "list")[1]
-    assert "2 at once, 30 requests a minute, 6000 tokens a minute" in listed
+    assert "2 at once, 30 requests a minute, 6000 tokens a minute, priority bulk, at most default" in listed
     assert "smollm2, qwen3-8b, other" in listed
     assert [key["name"] for key in json.loads(laya("key", "list", "--json")[1])["keys"]] == ["me", "kid"]
 
@@ -83,6 +84,8 @@ def test_every_grant_is_kept_and_shown(laya: Laya) -> None:
         (("create", "kid", "--role", "king"), "no role 'king': the roles are user, metrics, admin"),
         (("create", "a b"), "'a b' is no name of a key: 1 to 64 letters, digits and . _ @ -"),
         (("create", "kid", "--max-concurrent", "0"), "max-concurrent"),
+        (("create", "kid", "--priority", "high"), "'priority' is 'high': expected system or interactive"),
+        (("create", "kid", "--priority", "system", "--max-priority", "bulk"), "more urgent than max_priority bulk"),
         (("create", "kid", "--expires", "soon"), "soon"),
         (("create", "kid", "--expires", "2020-01-01"), "past"),
         (("revoke", "nobody"), "no key named 'nobody'"),

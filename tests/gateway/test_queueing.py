@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from laya.gateway.queueing import PRIORITIES, YIELD_SHARES, WaitingLine, priority_for
-from laya.types import KeyGrant, Priority
+from laya.gateway.account import Key
+from laya.gateway.queueing import YIELD_SHARES, WaitingLine, priority_for
+from laya.types import PRIORITIES, KeyGrant, Priority
 
 TIMEOUT_S = 60.0
 
@@ -137,17 +138,27 @@ def test_every_request_is_given_out_once_whatever_happens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "role", "given"),
+    ("asked", "grant", "given"),
     [
         ("system", None, "system"),
-        ("system", "admin", "system"),
-        ("system", "user", "interactive"),
-        ("interactive", "user", "interactive"),
-        ("bulk", "user", "bulk"),
+        (None, None, "default"),
+        ("system", {"role": "admin"}, "system"),
+        ("system", {}, "interactive"),
+        ("interactive", {}, "interactive"),
+        ("bulk", {}, "bulk"),
+        (None, {}, "default"),
+        (None, {"priority": "bulk"}, "bulk"),
+        ("default", {"priority": "bulk"}, "default"),
+        ("interactive", {"priority": "bulk", "max_priority": "default"}, "default"),
+        ("bulk", {"max_priority": "default"}, "bulk"),
+        (None, {"max_priority": "bulk"}, "bulk"),
+        (None, {"priority": "system"}, "system"),
+        ("system", {"max_priority": "system"}, "system"),
+        ("system", {"role": "admin", "max_priority": "interactive"}, "interactive"),
     ],
 )
-def test_system_priority_is_for_admins(asked: Priority, role: Any, given: Priority) -> None:
+def test_priority_is_what_is_asked_for_as_far_as_the_key_may(asked: Any, grant: Any, given: Priority) -> None:
     exchange: Any = Waiting("x")
     exchange.priority = asked
-    exchange.key = None if role is None else KeyGrant(name="k", sha256="", role=role)
+    exchange.key = None if grant is None else Key(KeyGrant(name="k", sha256="", **grant))
     assert priority_for(exchange) == given

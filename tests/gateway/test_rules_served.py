@@ -11,6 +11,7 @@ import pytest
 from laya.config.routing import RoutingConfig
 
 from .front import CHAT, Front, front, request
+from .keyed import chat_as, grant, keep
 from .test_protocol import assert_error
 
 pytestmark = pytest.mark.anyio
@@ -53,6 +54,15 @@ async def test_rules_choose_the_model_and_the_engine_hears_its_own_name(
             assert (await client.ask(data)).status == 200
         assert models_asked(gate) == ["stub"] * 5
         assert await gate.settled() == {"served": 5}
+
+
+async def test_rules_see_the_priority_that_a_request_has(tmp_path: Path) -> None:
+    """Its key's own where it asks for none, and never more than its key may."""
+    keep(tmp_path, grant("batch", max_priority="bulk"), grant("other"))
+    async with front(tmp_path, routing=ROUTING) as gate:
+        for headers in ((), ("x-laya-priority: interactive",)):
+            assert (await gate.ask(chat_as("batch", *headers, model="auto"))).status == 200
+        assert (await gate.ask(chat_as("other", model="auto"))).status == 400
 
 
 async def test_auto_that_no_rule_takes_says_so(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ async def test_refusal_after_a_comment_is_an_event(tmp_path: Path) -> None:
         first, waits = await sent(gate, {}, {"stream": True})
         await comments(gate, waits, 6)
         gate.sweep(61)
-        rest = (await waits.reader.readuntil(b"\r\n0\r\n\r\n")).decode()
+        rest = (await waits.broken_body()).decode()
         event = rest[rest.index("data: ") + 6 :].split("\n")[0]
         assert json.loads(event)["error"]["code"] == "queue_timeout" and "[DONE]" not in rest
         engine.let()
@@ -141,9 +141,12 @@ async def test_urgent_requests_go_first(tmp_path: Path) -> None:
 async def test_keys_take_turns_and_system_is_for_admins(tmp_path: Path) -> None:
     """Who sends many does not shut out who sends one, and a user's key does not come before an admin's."""
     keep(tmp_path, grant("root", role="admin"), grant("greedy", role="user"), grant("modest", role="user"))
+    keep(tmp_path, grant("batch", priority="bulk", max_priority="default"))
     engine = Gate()
     asked = [("greedy", str(number), ()) for number in range(4)]
     asked += [
+        ("batch", "b", ()),
+        ("batch", "d", ("x-laya-priority: interactive",)),
         ("modest", "m", ()),
         ("greedy", "u", ("x-laya-priority: system",)),
         ("root", "r", ("x-laya-priority: system",)),
@@ -156,7 +159,7 @@ async def test_keys_take_turns_and_system_is_for_admins(tmp_path: Path) -> None:
             await until(lambda: gate.stats.arrivals == len(clients))
         engine.let(len(asked))
         assert [(await client.answer()).status for client in clients] == [200] * len(asked)
-        assert [body["user"] for body in gate.engine.bodies] == ["0", "r", "u", "1", "m", "2", "3"]
+        assert [body["user"] for body in gate.engine.bodies] == ["0", "r", "u", "1", "d", "m", "2", "3", "b"]
 
 
 async def test_queue_of_none_still_loads_what_is_asked_for(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def grant(name: str, **fields: object) -> KeyGrant:
 
 def test_a_key_is_kept_as_it_was_granted(tmp_path: Path) -> None:
     limits = {"max_concurrent": 2, "requests_per_minute": 3, "tokens_per_minute": 4, "expires_s": 5.5}
+    limits |= {"priority": "bulk", "max_priority": "default"}
     with Store(tmp_path / "laya.db") as store:
         first = store.keep_key(grant("first", role="admin", models=("a", "b"), **limits))
         store.keep_key(grant("second"))
