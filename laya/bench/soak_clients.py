@@ -26,7 +26,7 @@ _TOOL = {"type": "function", "function": {"name": "look_up", "description": "Loo
 
 class Ask(NamedTuple):
     """One request. ends: what a whole answer to it has in it; of a stream, its last words. refusal: a code that a
-    model may refuse it with. is_raw: a whole answer is passed on as it comes, so that one that breaks off is cut."""
+    model may refuse it with. is_raw: its answer is passed on as it comes, so that one that breaks off has no words."""
 
     path: str
     body: dict[str, Any]
@@ -34,13 +34,16 @@ class Ask(NamedTuple):
     refusal: str = ""
     is_raw: bool = False
 
+    @property
+    def is_stream(self) -> bool:
+        return self.path.startswith("/api/") or bool(self.body.get("stream"))
+
 
 class Seen(msgspec.Struct):
     """What the clients saw."""
 
     ends: Counter[str] = msgspec.field(default_factory=Counter)
     faults: list[str] = msgspec.field(default_factory=list)
-    n_broken_streams: int = 0
 
     def add(self, end: str, fault: str | None = None) -> None:
         self.ends[end] += 1
@@ -74,13 +77,10 @@ async def client(
 ) -> None:
     """Ask until `end_s` of the monotonic clock. names: models that chat, and one that embeds."""
     headers = {"authorization": f"Bearer {key}"}
-    while time.monotonic() < end_s:
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, trust_env=False) as http:
-            n_broken = seen.n_broken_streams
-            # the server closes the connection of a stream that broke off, and this client would not ask again
-            while time.monotonic() < end_s and seen.n_broken_streams == n_broken:
-                asked, leaves_after_s = draw.choice(asks(draw, *names)), draw.choice((None, None, None, 0.05, 0.3, 1.0))
-                await ask(http, asked, seen, leaves_after_s)
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, trust_env=False) as http:
+        while time.monotonic() < end_s:
+            asked, leaves_after_s = draw.choice(asks(draw, *names)), draw.choice((None, None, None, 0.05, 0.3, 1.0))
+            await ask(http, asked, seen, leaves_after_s)
 
 
 async def ask(http: httpx.AsyncClient, asked: Ask, seen: Seen, leaves_after_s: float | None = None) -> None:
@@ -96,29 +96,33 @@ async def ask(http: httpx.AsyncClient, asked: Ask, seen: Seen, leaves_after_s: f
                 if time.monotonic() > end_s:
                     seen.add("left")
                     return
-        end, fault = judged(asked, status, text)
-        seen.add(end, fault)
-        seen.n_broken_streams += status == 200 and end != "whole"
+        seen.add(*judged(asked, status, text))
     except httpx.HTTPError as error:
         if leaves_after_s is not None and isinstance(error, httpx.ReadTimeout):
             seen.add("left")
-        elif status == 200 and asked.is_raw:  # begun and not ended: nothing else can be said any more
-            seen.add("broken off")
+        elif status:
+            seen.add(*judged(asked, status, text, broke=error))
         else:
-            seen.add("broken connection", f"{asked.path} {asked.body['model']}: {status}, {text[-200:]!r}, {error!r}")
+            seen.add("broken connection", f"{asked.path} {asked.body['model']}: no answer: {error!r}")
 
 
-def judged(asked: Ask, status: int, text: str) -> tuple[str, str | None]:
-    """How an answer ended, and what is wrong with that, if anything."""
-    if status == 200:
-        if asked.ends in text and not (asked.body.get("stream") and '"error"' in text):
+def judged(asked: Ask, status: int, text: str, *, broke: Exception | None = None) -> tuple[str, str | None]:
+    """How an answer ended, and what is wrong with that, if anything. broke: why it has no end, where it has none.
+
+    What broke off after its first byte says so and has no end; what has an end says no such thing.
+    """
+    if status == 200 and asked.is_raw and broke is not None:
+        return "broken off", None
+    if status == 200 and broke is None:
+        if asked.ends in text and not (asked.is_stream and '"error"' in text):
             return "whole", None
-        code = _code_at_end(text)
+        code = ""
     else:
-        code = _code(text)
-    if code in EXPECTED_CODES or (code and code == asked.refusal):
+        code = _code_at_end(text) if status == 200 else _code(text)
+    is_expected = code in EXPECTED_CODES or (code and code == asked.refusal)
+    if is_expected and (broke is None) == (status != 200):
         return code, None
-    return f"{status} {code}", f"{asked.path} {asked.body['model']}: {status}: {text[-300:]}"
+    return f"{status} {code}", f"{asked.path} {asked.body['model']}: {status}: {text[-300:]!r} {broke or ''!r}"
 
 
 def _code_at_end(text: str) -> str:

@@ -36,6 +36,7 @@ class Answering:
     sent_s: float
     deadline_s: float
     head_sent = False
+    is_cut = False  # it broke off, and says so in its last words
     _unsent: list[bytes]  # a head that waits for the first bytes of its body
 
     def finish(self, outcome: Outcome) -> None:
@@ -119,4 +120,13 @@ class Answering:
         last = b"".join(parts)
         if last:
             self._send(last)
+        self.finish(outcome)
+
+    def break_off(self, data: bytes, outcome: Outcome) -> None:
+        """The last piece of one that is not whole: what would end its framing is left out, so that it never looks so.
+
+        Only its connection ends. A client of HTTP/1.0 has the last words alone.
+        """
+        self.keep_alive, self.is_cut = False, True
+        self._send(b"".join(self._pieces(data)))
         self.finish(outcome)

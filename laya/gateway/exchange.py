@@ -240,8 +240,7 @@ class Exchange(Answering):
             self.extra_headers += [f"{name}: {value}\r\n".encode() for name, value in error.headers().items()]
             self.respond(error.http_status, encode(error.body()), outcome)
         elif self.parsed is not None and self.parsed.wants_stream:
-            self.keep_alive = False
-            self.end(event_bytes(error.body()), outcome)
+            self.break_off(event_bytes(error.body()), outcome)
         else:
             self.protocol.transport.abort()  # a whole answer broke off half-way: a closed connection says so
             self.finish(outcome)

@@ -1,8 +1,8 @@
 """Owns: a chat, completion or embedding that a handler of the app asks for, in the name of the client it answers.
 
-Such a request goes the same six steps as one that came over the hot path (`dispatch.py`): the same key, limits, rules,
-queue, ledger and outcome, counted once. Only its two ends differ: its body is given, its answer is read piece by piece.
-Nothing goes over a socket to this server itself. This is what translated APIs stand on:
+Such a request goes the same six steps as one of the hot path (`dispatch.py`), and is counted once. Only its two ends
+differ: its body is given, its answer is read piece by piece. When the client leaves, the work is cancelled where it
+stands. Knows no API but the one inside. This is what translated APIs stand on:
 
     async def create(self, request: Request) -> Any:                       # a handler of a Starlette route
         return self._inner.answer(EndpointKind.CHAT, self._answer)
@@ -11,17 +11,14 @@ Nothing goes over a socket to this server itself. This is what translated APIs s
         asked = read(body)                                  # a LayaError raised here is counted and answered
         if not asked.stream:
             return reply(translated(await exchange.ask_whole(asked.chat)))     # raises what refused or failed it
-        return sse(self._events(await exchange.ask_stream(asked.chat)))        # here its first piece has come
+        return sse(self._events(exchange, await exchange.ask_stream(asked.chat)))   # here its first piece has come
 
-    async def _events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+    async def _events(self, exchange, pieces):
         try:
             async for piece in pieces:     # a dict is an event of the engine, bytes are an SSE comment to pass on
                 yield piece if isinstance(piece, bytes) else translated_event(piece)
-        except LayaError as error:         # it broke off: say so in this API's words
-            yield error_event(error)
-
-When the client leaves, the work is cancelled where it stands and the engine's slot is free, as for any client. A client
-that reads slowly slows its engine down. Knows no API but the one inside.
+        except Exception as error:         # it broke off: say so in this API's words, which are the last
+            yield error_event(exchange.broken(error))
 """
 
 from __future__ import annotations
@@ -100,11 +97,15 @@ class InnerExchange(Exchange):
     async def ask_stream(self, body: dict[str, Any] | bytes) -> AsyncIterator[Piece]:
         """The events of the answer to this body, which says `stream`; from the first one on, no other engine is tried.
 
-        Raises the LayaError that refused or failed it before; the iterator raises what fails it later. An iterator
-        that ends without an error has given the whole answer.
+        Raises the LayaError that refused or failed it before; the iterator raises what fails it later.
         """
         self._ask(body)
         return self._events(await self._next())
+
+    def broken(self, error: Exception) -> LayaError:
+        """What the last words of its stream are to tell. The stream gets no end, so that it looks whole to nobody."""
+        self.is_cut = True
+        return self.dispatcher.fault(f"request {self.request_id!r}", error)
 
     @property
     def answer_headers(self) -> list[tuple[bytes, bytes]]:
@@ -198,6 +199,8 @@ class InnerExchange(Exchange):
             self.write(data)
         self.finish(outcome)
 
+    break_off = end
+
     def fail(self, error: LayaError) -> None:
         if self.outcome is None:
             self._error = error
@@ -254,8 +257,6 @@ class InnerAnswer:
         exchange = self._exchange
         try:
             response = await self._work(exchange, body)
-        except LayaError as error:
-            response = self._refuse(error, scope)
         except Exception as error:
             response = self._refuse(exchange.dispatcher.fault(f"request {exchange.request_id!r}", error), scope)
         said = {name for name, _ in response.raw_headers}
@@ -264,6 +265,8 @@ class InnerAnswer:
         async def send_on(message: Any) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 exchange.finish("served")  # where the work needed no engine, or not all of its answer
+                if exchange.is_cut:
+                    scope["state"]["break_off"]()
             await send(message)
 
         await response(scope, _nothing_comes, send_on)

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from laya.errors import InvalidRequest, LayaError
+from laya.errors import InvalidRequest
 from laya.gateway.desk import reply
 from laya.gateway.envelopes import MESSAGES, anthropic_body
 from laya.gateway.inner import Inner, InnerExchange, Piece, sse
@@ -84,10 +84,8 @@ class MessagesApi:
                     exchange.enough(turn.prompt_tokens, turn.output_tokens)
                     break
             yield _written(turn.finish())
-        except LayaError as error:
-            yield event_text(anthropic_body(error))
         except Exception as error:
-            yield event_text(anthropic_body(exchange.dispatcher.fault(f"message {turn.id}", error)))
+            yield event_text(anthropic_body(exchange.broken(error)))
 
 
 def _written(events: list[Event]) -> bytes:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from laya.errors import InvalidRequest, LayaError, ModelNotFound, NotSupported
+from laya.errors import InvalidRequest, ModelNotFound, NotSupported
 from laya.gateway.desk import reply
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.envelopes import ollama_body
@@ -125,11 +125,8 @@ class OllamaApi:
                 if not isinstance(piece, bytes) and (lines := answer.add(piece)):  # a line has no comments
                     yield _written(lines)
             yield _written([*answer.calls(), answer.last(exchange)])
-        except LayaError as error:
-            yield line_bytes(ollama_body(error))
         except Exception as error:
-            what = f"request {exchange.request_id!r}"
-            yield line_bytes(ollama_body(exchange.dispatcher.fault(what, error)))
+            yield line_bytes(ollama_body(exchange.broken(error)))
 
     async def _load(self, exchange: InnerExchange, asked: Chat | Generate) -> Response:
         """A request without a prompt: have the model ready, or with `keep_alive: 0` have it go."""

@@ -7,7 +7,7 @@ model is loaded where it is not, and its `ttl` counts from here.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 from starlette.requests import Request
@@ -56,7 +56,8 @@ class Passthrough:
             await client.aclose()
             raise EngineFailed(f"The engine of '{endpoint.model_id}' does not answer {path}: {error}.") from None
         told = {name: value for name, value in answer.headers.items() if name in _TOLD}
-        return StreamingResponse(_pieces(client, answer, endpoint), answer.status_code, told)
+        pieces = _pieces(client, answer, endpoint, request.state.break_off)
+        return StreamingResponse(pieces, answer.status_code, told)
 
     def _split(self, path: str) -> tuple[Endpoint, str]:
         """The model that the path begins with, whose name may have slashes, and the engine's path."""
@@ -82,12 +83,16 @@ class Passthrough:
         return live.address if live is not None else await self._fleet.load(endpoint)
 
 
-async def _pieces(client: httpx.AsyncClient, answer: httpx.Response, endpoint: Endpoint) -> AsyncIterator[bytes]:
+async def _pieces(
+    client: httpx.AsyncClient, answer: httpx.Response, endpoint: Endpoint, break_off: Callable[[], None]
+) -> AsyncIterator[bytes]:
     """The answer as it comes. Where it breaks off, so does ours: nothing can be said in an answer that is not ours."""
     try:
         async for data in answer.aiter_raw():
             endpoint.last_used_s = time.monotonic()
             yield data
+    except httpx.HTTPError:
+        break_off()
     finally:
         await answer.aclose()
         await client.aclose()

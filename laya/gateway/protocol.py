@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from laya.gateway.dispatch import Dispatcher
     from laya.gateway.express import KnownAs
 
+LAST_WORDS_S = 0.2  # between those of an answer that broke off and the end of its connection
 _NEVER = float("inf")
 
 
@@ -185,8 +186,20 @@ class LayaProtocol(HttpToolsProtocol):
     def _part_before_body(self, cycle: Any) -> None:
         """uvicorn's cycle waits for a body that will not come: its client is told why, its handler that it is gone."""
         cycle.disconnected = True
+        cycle.waiting_for_100_continue = False  # the handler may only begin to read now
         cycle.message_event.set()
         self._part(parting_answer(cycle.early_error))
+
+    def break_off(self) -> None:
+        """The app's answer that is on its way is not whole and gets no end: its connection ends where it is."""
+        self._active.disconnected = True
+        self._close_soon()
+
+    def _close_soon(self) -> None:
+        """Many clients lose the last words of an answer without an end where the connection's end comes with them."""
+        self._broken = True
+        self._set_deadline("linger")
+        self.loop.call_later(LAST_WORDS_S, self._close)
 
     def _close(self) -> None:
         """Close once what was written is sent."""
@@ -240,6 +253,7 @@ class LayaProtocol(HttpToolsProtocol):
         """Not for the hot path: uvicorn's own way, from the head on."""
         url = self.url
         super().on_message_begin()
+        self.scope["state"]["break_off"] = self.break_off  # for who answers
         super().on_url(url)
         for name, value in headers:
             super().on_header(name, value)
@@ -306,6 +320,8 @@ class LayaProtocol(HttpToolsProtocol):
                 self._active = None
                 self._deadline_of = "idle"
                 self._deadline_s = time.monotonic() + self.limits.idle_s
+        elif exchange.is_cut:
+            self._close_soon()
         elif self._broken:
             self._part()
         else:

@@ -9,6 +9,7 @@ import json
 import os
 from pathlib import Path
 
+import httpx
 import pytest
 
 from laya.bench import soak
@@ -17,6 +18,7 @@ from laya.bench.soak_engines import engines_soak, shown
 from laya.bench.soak_stub import stub_soak
 
 FULL = os.environ.get("LAYA_FULL") == "1"  # the counts of a release instead of those of every change
+CUT = httpx.RemoteProtocolError("incomplete chunked read")
 STREAM = Ask("/v1/chat/completions", {"model": "m", "stream": True}, "data: [DONE]\n\n")
 
 
@@ -51,27 +53,38 @@ def test_default_model_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "end"),
+    ("status", "text", "is_cut", "end"),
     [
-        (200, 'data: {"choices": []}\n\ndata: [DONE]\n\n', "whole"),
-        (200, 'data: {"error": {"code": "engine_crashed"}}\n\n', "engine_crashed"),
-        (503, '{"error": {"code": "queue_timeout"}}', "queue_timeout"),
-        (503, '{"error": "it is loading", "code": "model_loading"}', "model_loading"),
+        (200, 'data: {"choices": []}\n\ndata: [DONE]\n\n', False, "whole"),
+        (200, 'data: {"error": {"code": "engine_crashed"}}\n\n', True, "engine_crashed"),
+        (503, '{"error": {"code": "queue_timeout"}}', False, "queue_timeout"),
+        (503, '{"error": "it is loading", "code": "model_loading"}', False, "model_loading"),
     ],
 )
-def test_expected_ends_are_no_faults(status: int, text: str, end: str) -> None:
-    assert judged(STREAM, status, text) == (end, None)
+def test_expected_ends_are_no_faults(status: int, text: str, is_cut: bool, end: str) -> None:
+    assert judged(STREAM, status, text, broke=CUT if is_cut else None) == (end, None)
 
 
 @pytest.mark.parametrize(
-    ("status", "text"),
+    ("status", "text", "is_cut"),
     [
-        (200, 'data: {"choices": []}\n\n'),  # cut off, as if complete
-        (200, 'data: {"error": {"code": "what"}}\n\ndata: [DONE]\n\n'),  # broken off, and ended as if it were not
-        (500, "Internal Server Error"),
-        (404, '{"error": {"code": "model_not_found"}}'),
-        (501, '{"error": {"code": "not_supported"}}'),
+        (200, 'data: {"choices": []}\n\n', False),  # cut off, as if complete
+        (200, 'data: {"choices": []}\n\n', True),  # cut off without a word
+        (200, 'data: {"error": {"code": "engine_crashed"}}\n\n', False),  # broken off, and framed as if it were not
+        (200, 'data: {"error": {"code": "what"}}\n\n', True),
+        (200, 'data: {"error": {"code": "engine_crashed"}}\n\ndata: [DONE]\n\n', False),
+        (500, "Internal Server Error", False),
+        (503, '{"error": {"code": "queue_timeout"}}', True),  # a refusal is whole
+        (404, '{"error": {"code": "model_not_found"}}', False),
+        (501, '{"error": {"code": "not_supported"}}', False),
     ],
 )
-def test_other_ends_are_faults(status: int, text: str) -> None:
-    assert judged(STREAM, status, text)[1] is not None
+def test_other_ends_are_faults(status: int, text: str, is_cut: bool) -> None:
+    assert judged(STREAM, status, text, broke=CUT if is_cut else None)[1] is not None
+
+
+def test_whole_answer_has_no_other_way_to_say_that_it_broke_off() -> None:
+    raw = Ask("/v1/embeddings", {"model": "m"}, '"embedding"', is_raw=True)
+    assert judged(raw, 200, '{"data": [', broke=CUT) == ("broken off", None)
+    assert judged(raw, 200, '{"data": [')[1] is not None
+    assert judged(Ask("/api/chat", {"model": "m"}, '"done":true'), 200, '{"error": "x"}\n{"done":true}')[1] is not None

@@ -185,7 +185,8 @@ def test_engine_that_works_is_stopped_last_and_its_client_is_told(
         "messages": [{"role": "user", "content": "Tell a story that never ends."}],
         "ignore_eos": True,
     }
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=120) as answer:
+    asked = httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=120)
+    with contextlib.suppress(httpx.RemoteProtocolError), asked as answer:  # its end is missing, since it broke off
         for line in answer.iter_lines():
             if "content" in line and not free_memory.exists():
                 free_memory.write_text("1048576")

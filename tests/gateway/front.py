@@ -122,6 +122,33 @@ class Client:
                 return
             yield data[:-2]
 
+    async def broken_answer(self) -> Answer:
+        """The next answer, which is chunked and breaks off."""
+        return (await self.head())._replace(body=await self.broken_body())
+
+    async def broken_body(self) -> bytes:
+        """What came of a chunked body before its connection closed, without its end."""
+        body, is_whole = await self.body_so_far()
+        assert not is_whole
+        return body
+
+    async def answer_so_far(self) -> Answer:
+        """The next answer, whole or broken off."""
+        head = await self.head()
+        if "content-length" in head.headers:
+            return head._replace(body=await self.reader.readexactly(int(head.headers["content-length"])))
+        return head._replace(body=(await self.body_so_far())[0])
+
+    async def body_so_far(self) -> tuple[bytes, bool]:
+        """A chunked body, and whether it came to its end."""
+        body = b""
+        try:
+            async for piece in self.pieces():
+                body += piece
+        except asyncio.IncompleteReadError:
+            return body, False
+        return body, True
+
     async def rest_of_answer(self) -> None:
         """Read the next answer, also one that breaks off."""
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionResetError):
@@ -204,6 +231,12 @@ class Front:
         answer = await client.ask(data)
         client.close()
         return answer
+
+    async def ask_broken(self, data: bytes) -> Answer:
+        """One request on a connection of its own, whose answer breaks off."""
+        client = await self.client()
+        client.send(data)
+        return await client.broken_answer()
 
     def sweep(self, after_s: float) -> None:
         """What the server's sweep does `after_s` from now."""

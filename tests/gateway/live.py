@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,6 +77,12 @@ def until(condition: Callable[[], object], deadline_s: float = 60.0) -> float:
         assert time.monotonic() - start_s < deadline_s, f"not within {deadline_s:g} s"
         time.sleep(LOOK_EVERY_S)
     return time.monotonic() - start_s
+
+
+def lines_so_far(response: httpx.Response) -> Iterator[str]:
+    """The lines of a stream, also of one that breaks off."""
+    with contextlib.suppress(httpx.RemoteProtocolError):
+        yield from response.iter_lines()
 
 
 def events_of(response: httpx.Response) -> list[str]:

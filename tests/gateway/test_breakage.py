@@ -47,11 +47,10 @@ def breaks(*pieces: bytes, reset: bool = False) -> Script:
 
 
 async def stream_to_its_end(client: Client) -> list[Any]:
-    """Events of a stream whose connection closes behind it."""
-    head = await client.head()
-    assert head.status == 200
-    data = b"".join([piece async for piece in client.pieces()])
-    assert await client.closed()
+    """Events of a stream that breaks off."""
+    answer = await client.broken_answer()
+    assert answer.status == 200
+    data = answer.body
     payloads = [part.removeprefix(b"data: ") for part in data.split(b"\n\n") if part]
     return [json.loads(payload) for payload in payloads if payload != b"[DONE]"] + ["[DONE]"] * data.endswith(DONE)
 
@@ -173,6 +172,18 @@ async def test_error_event_in_a_stream_ends_it(tmp_path: Path) -> None:
         assert await gate.settled() == {"failed": 2}
 
 
+async def test_last_words_of_a_stream_come_before_the_end_of_its_connection(tmp_path: Path) -> None:
+    """A client in a browser, Node or aiohttp loses what it has not read when the end of the connection comes."""
+    async with front(tmp_path, breaks(STREAM_HEAD, chunk(delta(content="a")))) as gate:
+        client = await gate.client()
+        client.send(chat(stream=True) + HEALTH)
+        data = await asyncio.wait_for(client.reader.readuntil(b"\n\n\r\n"), 5)
+        while b"engine_crashed" not in data:
+            data = await asyncio.wait_for(client.reader.readuntil(b"\n\n\r\n"), 5)
+        assert not client.reader.at_eof()
+        assert await client.closed()  # and who asked behind it is not answered on it
+
+
 async def test_error_event_for_an_http_1_0_client_ends_the_connection(tmp_path: Path) -> None:
     async with front(tmp_path, breaks(STREAM_HEAD, chunk(delta(content="a")))) as gate:
         client = await gate.client()
@@ -199,7 +210,7 @@ async def test_nonsense_in_a_stream_ends_the_request(tmp_path: Path, kind: str, 
     async with front(tmp_path, streams(before + NONSENSE[kind], DONE)) as gate:
         client = await gate.client()
         client.send(chat(stream=stream))
-        answer = await client.answer()
+        answer = await client.answer_so_far()
         assert answer.status in (200, 502)
         outcomes = await gate.settled()
         assert outcomes in ({"failed": 1}, {"served": 1})
@@ -327,7 +338,7 @@ async def test_engine_that_dies_under_many_fails_each_once(tmp_path: Path) -> No
         gate.engine.script = hello
         for call in list(gate.engine.open):
             call.abort()
-        bodies = [(await client.answer()).body for client in clients]
+        bodies = [(await client.answer_so_far()).body for client in clients]
         assert sum(b"engine_crashed" in body for body in bodies) == 4
         assert sum(body.endswith(DONE) for body in bodies) == 4
         assert await gate.settled() == {"failed": 4, "served": 4}

@@ -15,7 +15,7 @@ import openai
 import psutil
 import pytest
 
-from .live import MODEL, Serving, is_idle, model_state, plain, sdk, until, user
+from .live import MODEL, Serving, is_idle, lines_so_far, model_state, plain, sdk, until, user
 
 pytestmark = pytest.mark.engine
 
@@ -53,7 +53,7 @@ def streaming(server: Serving, **fields: Any) -> Iterator[Iterator[str]]:
         plain(server) as client,
         client.stream("POST", "/v1/chat/completions", json=LONG | {"stream": True}) as response,
     ):
-        lines = response.iter_lines()
+        lines = lines_so_far(response)
         while '"content":"' not in next(lines):
             pass
         yield lines

@@ -107,6 +107,20 @@ async def test_chunk_that_is_none_is_refused_beside_the_hot_path_too(tmp_path: P
 
 
 @pytest.mark.anyio
+async def test_nobody_is_told_to_go_on_where_the_body_has_broken_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = ("transfer-encoding: chunked", "expect: 100-continue")
+    async with front(tmp_path) as gate:
+        client = await gate.client()
+        client.send(request(None, "/v1/messages", headers=headers) + b"no\r\n")
+        assert (await client.answer(has_body=False)).status == 400
+        client.close()
+        await until(lambda: not gate.connections)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("path", ["/admin/keys", "/api/show"])
 async def test_body_without_an_end_is_not_kept(tmp_path: Path, path: str) -> None:
     async with front(tmp_path) as gate:

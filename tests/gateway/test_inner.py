@@ -47,17 +47,17 @@ class Parrot:
         if "silent" in asked:
             return reply({"parrot": None})
         if asked.get("stream"):
-            return sse(self.events(await exchange.ask_stream(asked)))
+            return sse(self.events(exchange, await exchange.ask_stream(asked)))
         return reply({"parrot": await exchange.ask_whole(asked)})
 
-    async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+    async def events(self, exchange: InnerExchange, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
         try:
             async for piece in pieces:
                 yield piece if isinstance(piece, bytes) else b"data: %b\n\n" % json.dumps({"parrot": piece}).encode()
             self.ended.append("whole")
         except LayaError as error:
             self.ended.append(error.code)
-            yield b"data: %b\n\n" % json.dumps(error.body()).encode()
+            yield b"data: %b\n\n" % json.dumps(exchange.broken(error).body()).encode()
         finally:
             self.ended.append("end")
 
@@ -153,7 +153,7 @@ async def test_engine_that_breaks_off_says_so_in_the_stream(tmp_path: Path) -> N
         call.close()
 
     async with front(tmp_path, broken, apis=routes(made)) as world:
-        answer = await world.ask(parrot(stream=True))
+        answer = await world.ask_broken(parrot(stream=True))
         assert answer.status == 200
         assert data_of(answer.body)[-1]["error"]["code"] == "engine_crashed"
         assert made[0].ended == ["engine_crashed", "end"]
@@ -276,8 +276,7 @@ async def test_stream_of_another_replica_tells_its_origin_as_any(tmp_path: Path)
 async def test_server_that_stops_tells_the_stream(tmp_path: Path) -> None:
     async with begun_stream(tmp_path) as (world, client, _):
         world.endpoint.fail_all(InvalidRequest("The end."))
-        pieces = b"".join([piece async for piece in client.pieces()])
-        assert data_of(pieces)[-1]["error"]["message"] == "The end."
+        assert data_of(await client.broken_body())[-1]["error"]["message"] == "The end."
 
 
 async def test_session_and_key_come_with_it(tmp_path: Path) -> None:

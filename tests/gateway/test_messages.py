@@ -113,7 +113,7 @@ async def test_call_that_was_cut_says_so_and_one_that_is_wrong_fails(tmp_path: P
         world.engine.script = broken("tool_calls")
         wrong = await world.ask(create(tools=[TOOL]))
         assert (wrong.status, wrong.error["type"], wrong.error["code"]) == (503, "api_error", "engine_failed")
-        assert events_of(await world.ask(create(tools=[TOOL], stream=True)))[-1]["type"] == "error"
+        assert events_of(await world.ask_broken(create(tools=[TOOL], stream=True)))[-1]["type"] == "error"
 
 
 @pytest.mark.parametrize(("thinking", "kinds"), [
@@ -179,7 +179,7 @@ async def test_stream_that_breaks_off_ends_with_an_error_event(tmp_path: Path) -
             call.abort()
 
         world.engine.script = breaks
-        events = events_of(await world.ask(create(stream=True)))
+        events = events_of(await world.ask_broken(create(stream=True)))
         assert events[-1]["type"] == "error" and events[-1]["error"]["type"] == "api_error"
         assert "message_stop" not in [each["type"] for each in events]
         whole = await world.ask(create())

@@ -93,7 +93,7 @@ async def test_stream_that_breaks_off_ends_with_an_error_line(tmp_path: Path) ->
         call.abort()
 
     async with front(tmp_path, breaks) as world:
-        lines = lines_of(await world.ask(post("/api/chat", CHAT)))
+        lines = lines_of(await world.ask_broken(post("/api/chat", CHAT)))
         assert lines[-1]["code"] == "engine_crashed" and not any(each.get("done") for each in lines)
         assert await world.settled() == {"failed": 1}
 

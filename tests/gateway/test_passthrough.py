@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ async def test_stream_comes_as_it_comes_and_ends_with_its_client(tmp_path: Path)
         assert await anext(client.pieces()) == b"data: 1\n\n"
         client.abort()
         await until(lambda: calls[0].gone.is_set())
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+async def test_answer_that_breaks_off_is_cut_there_and_no_fault_of_ours(
+    tmp_path: Path, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def breaks(call: Call) -> None:
+        call.write(STREAM_HEAD + chunk(b"data: 1\n\n"))
+        await call.drain()
+        getattr(call, end)()
+
+    async with front(tmp_path, breaks) as world:
+        assert (await world.ask_broken(request({}, "/upstream/stub/events"))).body in (b"data: 1\n\n", b"")
+        await until(lambda: not world.connections)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_upstream_is_for_admins_and_names_what_is_wrong(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from laya.cli.main import main
 
-from .live import MODEL, Serving, model_state, plain, until, user
+from .live import MODEL, Serving, lines_so_far, model_state, plain, until, user
 
 pytestmark = pytest.mark.engine
 
@@ -127,7 +127,7 @@ def test_stopped_engine_is_found_killed_and_started_anew_while_the_other_serves(
     def stream(number: int) -> None:
         body = {"model": "smollm2", "messages": user(f"Count from {number}."), "max_tokens": 600, "ignore_eos": True}
         with plain(pair) as client, client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as got:
-            for line in got.iter_lines():
+            for line in lines_so_far(got):
                 began.set()
                 if "error" in line:
                     lines.append(line)

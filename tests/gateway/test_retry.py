@@ -42,7 +42,9 @@ async def ask_of(gate: Front, number: int, **fields: object) -> int:
         index = router.choose("stub", session=session)
         router.settle(index, 0)
         if index == wanted:
-            return (await gate.ask(chat(user=session, **fields))).status
+            client = await gate.client()
+            client.send(chat(user=session, **fields))
+            return (await client.answer_so_far()).status
     raise AssertionError("SESSIONS never end")
 
 

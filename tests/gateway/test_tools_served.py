@@ -72,7 +72,9 @@ async def test_where_streams_are_off_the_one_event_has_the_call(tmp_path: Path) 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_engine_that_keeps_to_no_schema_is_an_error(tmp_path: Path, stream: bool) -> None:
     async with front(tmp_path, said("It is noon.")) as gate:
-        answer = await gate.ask(chat(tools=TOOLS, tool_choice="required", stream=stream))
+        client = await gate.client()
+        client.send(chat(tools=TOOLS, tool_choice="required", stream=stream))
+        answer = await client.answer_so_far()
         assert b"called no tool" in answer.body and b"engine_crashed" in answer.body
         assert await gate.settled() == {"failed": 1}
 
