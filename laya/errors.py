@@ -166,7 +166,7 @@ class QueueFull(LayaError):
 
 
 class RateLimitExceeded(QueueFull):
-    """A key that asks for more at once or in a minute than it may. Carries the limit's name and the numbers."""
+    """More at once or in a minute than a key, or a model, may be used for. Carries the limit's name and the numbers."""
 
     code = "rate_limit_exceeded"
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from laya.config import Config, ModelConfig, SamplingDefaults, load_config, with_settings
 from laya.config.foreign import IN_MODEL, SAMPLING, TOP_LEVEL
+from laya.config.model_limits import ModelLimits
 from laya.errors import ConfigError
 
 ENVIRON = {"PORT": "8123", "HOST": "0.0.0.0", "SECRET": "hunter2-hunter2", "EMPTY": ""}
@@ -71,9 +72,10 @@ def test_load_config_takes_empty_files_and_sections(text: str) -> None:
 
 def test_for_model_lets_the_model_win_over_the_top_level_over_the_default() -> None:
     config = load(
+        "limits: {max_concurrent: 2}\n"
         "max_seq_len: 4096\nttl: 5m\nargs: {a: 1, b: 1}\ndefaults: {temperature: 0.5, top_k: 10}\n"
         "models:\n  big:\n    aliases: [b]\n    max_num_seqs: 1\n    ttl: -1\n    args: {b: 2}\n"
-        "    defaults: {temperature: 0}\n    source: hf://o/r:f.gguf\n"
+        "    defaults: {temperature: 0}\n    limits: {tokens_per_minute: 9}\n    source: hf://o/r:f.gguf\n"
     )
     big = config.for_model("b")
     assert (big.id, big.source, big.aliases) == ("big", "hf://o/r:f.gguf", ("b",))
@@ -81,6 +83,7 @@ def test_for_model_lets_the_model_win_over_the_top_level_over_the_default() -> N
     assert big.args == {"a": 1, "b": 2}
     assert big.defaults == {"temperature": 0, "top_k": 10}
     assert big.queue_size == 64
+    assert big.limits == ModelLimits(tokens_per_minute=9), "an entry's limits stand for themselves"
     other = config.for_model("other")
     assert (other.id, other.max_num_seqs, other.ttl_s) == ("other", None, 300)
 
@@ -186,6 +189,8 @@ def test_anchors_and_merge_keys_work() -> None:
         ("server:\n  prot: 80", "config.yaml:2: server.prot is not a key here. Did you mean port?"),
         ("port: 80", "config.yaml:1: port belongs under `server:`"),
         ("temperature: 1", "config.yaml:1: temperature belongs under `defaults:`"),
+        ("max_concurrent: 1", "config.yaml:1: max_concurrent belongs under `limits:`"),
+        ("limits: {max_concurrent: 0}", "config.yaml:1: limits.max_concurrent: expected a whole number >= 1 or null, got 0"),
         ("source: x", "config.yaml:1: source belongs to one model, under `models:`"),
         ("models:\n  m:\n    models_dir: x", "config.yaml:3: models.m.models_dir: models_dir belongs at the top level"),
         ("max_seq_len: many", "config.yaml:1: max_seq_len: expected a whole number >= 16 or auto, got 'many'"),

@@ -12,6 +12,7 @@ from laya.config.api_key import ApiKey
 from laya.config.document import Document, KeyPath, dotted, shown
 from laya.config.foreign import foreign_key
 from laya.config.key_entries import key_entries
+from laya.config.model_limits import ModelLimits
 from laya.config.request_log import RequestLogConfig
 from laya.config.routing import RoutingConfig
 from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults
@@ -39,7 +40,7 @@ _WORDS = {inspect.BoolType: "true or false", inspect.StrType: "text", inspect.No
 _EMPTY: dict[type, type] = {inspect.ListType: list, inspect.DictType: dict}
 _SECTIONS = {
     "server": ServerConfig, "memory": MemoryConfig, "routing": RoutingConfig, "store": StoreConfig,
-    "request_log": RequestLogConfig, "defaults": SamplingDefaults,
+    "request_log": RequestLogConfig, "limits": ModelLimits, "defaults": SamplingDefaults,
 }  # fmt: skip
 MAX_NAMED_KEYS = 12
 MAX_INTEGER = 2**32 - 1  # what llama.cpp's context sizes and seeds are held in

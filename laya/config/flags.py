@@ -33,7 +33,7 @@ _TEXTS = frozenset({"engine_path", "mmproj", "draft", "chat_template", "source",
 _OWN = {
     f"--{name.replace('_', '-')}": Flag(name, True if name in _SWITCHES else None, name in _SWITCHES)
     for name in SETTING_NAMES
-    if name not in ("args", "defaults")
+    if name not in ("args", "defaults", "limits")
 } | {f"--no-{name.replace('_', '-')}": Flag(name, False) for name in _SWITCHES}
 _SAMPLING = {f"--{name.replace('_', '-')}": Flag(f"defaults.{name}") for name in SamplingDefaults.__struct_fields__}
 _VLLM = {

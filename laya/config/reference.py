@@ -14,6 +14,7 @@ from msgspec import inspect
 
 from laya.config.api_key import ApiKey
 from laya.config.convert import describe, unit_of
+from laya.config.model_limits import ModelLimits
 from laya.config.request_log import RequestLogConfig
 from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
 from laya.config.routing import RouteRule, RoutingConfig
@@ -185,6 +186,7 @@ def key_tables() -> str:
         ("`request_log`", RequestLogConfig, RequestLogConfig.__struct_fields__),
         ("Settings of models: at the top level or under `models.<name>`", ModelSettings, SETTING_NAMES),
         ("Only under `models.<name>`", ModelConfig, ("source", "aliases")),
+        ("`limits`", ModelLimits, ModelLimits.__struct_fields__),
         ("`defaults`", SamplingDefaults, SamplingDefaults.__struct_fields__),
     ]
     return "\n".join(line for title, struct, names in groups for line in _table(title, struct, names))

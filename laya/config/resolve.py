@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET
 
+from laya.config.model_limits import ModelLimits
 from laya.config.schema import Config, ModelConfig, ModelSettings, SamplingDefaults
 from laya.types import AskedSettings, RoutePolicy, Task
 
@@ -54,6 +55,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     overflow: Literal["refuse", "trim"] = "refuse"
     queue_size: int = 64
     queue_timeout_s: float = 60
+    limits: ModelLimits = ModelLimits()
     load_timeout_s: float = 300
     progress_timeout_s: float = 120  # longer than one batch of a slow prefill
     args: dict[str, Any] = {}

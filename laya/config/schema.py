@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from laya.config.model_limits import ModelLimits
 from laya.config.request_log import RequestLogConfig
 from laya.config.routing import RoutingConfig
 from laya.config.server import ServerConfig
@@ -188,6 +189,10 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     queue_timeout_s: Annotated[
         Seconds | UnsetType,
         Meta(description="Seconds a request may wait for a free sequence before it gets 503."),
+    ] = UNSET
+    limits: Annotated[
+        ModelLimits | UnsetType,
+        Meta(description="Most that all keys together may use of the model; what asks for more gets 429."),
     ] = UNSET
     load_timeout_s: Annotated[
         Seconds | UnsetType,

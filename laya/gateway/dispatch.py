@@ -95,6 +95,9 @@ class Dispatcher:
                 endpoint = exchange.endpoint = self._route(exchange, parsed)
             else:
                 endpoint = exchange.account.route(exchange, parsed, self._route, self.fleet.roster.id_of)
+            if endpoint.use is not None:
+                endpoint.use.begin(exchange)
+                endpoint.use.charge(exchange, endpoint)
             self.admit(exchange, endpoint)  # 3 admit
         except LayaError as error:
             exchange.fail(error)
@@ -259,13 +262,15 @@ class Dispatcher:
         stats.outcomes[outcome] += 1
         self.settled(exchange)
         if exchange.account is not None:
-            exchange.account.settle(exchange)
+            exchange.account.end(exchange)
         if endpoint is None:
             stats.unknown.count(_KIND_NAMES[exchange.kind], outcome)
             return
         self.router.settle_route(endpoint.index, exchange.routed_seqs, exchange.routed_tokens)
         if endpoint.is_troubled:
             self.fleet.health.ended(endpoint, served=outcome == "served")
+        if endpoint.use is not None:
+            endpoint.use.end(exchange)
         endpoint.release(exchange)
         model = endpoint.stats
         model.count(_KIND_NAMES[exchange.kind], outcome)

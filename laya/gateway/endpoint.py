@@ -25,6 +25,7 @@ from laya.types import EndpointKind, EngineAddress, Plan, PlannedSettings, Task
 
 if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
+    from laya.gateway.metering import Metered
     from laya.gateway.slots import Slots
 
 KINDS_OF: dict[Task, frozenset[EndpointKind]] = {
@@ -62,6 +63,7 @@ class Endpoint:
         self.pool: UpstreamPool | None = None
         self.planned: PlannedSettings | None = None
         self.admission: Admission | None = None
+        self.use: Metered | None = None  # where its model has limits; one for all its engines
         self.slots: Slots | None = None  # the engine's sequences, where keys are kept apart in them
         self.queue = WaitingLine(settings.queue_timeout_s)
         self.has_failed = False  # its last engine ended by itself
@@ -150,8 +152,8 @@ class Endpoint:
         for_bodies = (was.defaults, was.overflow, was.enable_streaming)
         if for_bodies != (settings.defaults, settings.overflow, settings.enable_streaming):
             self.passes_plain = False
-            if self._lane is not None:
-                self._lane.close(self.index)
+        if self._lane is not None and (not self.passes_plain or self.use is not None):
+            self._lane.close(self.index)
         if not self.queue:
             self.queue = WaitingLine(settings.queue_timeout_s)
 
@@ -167,7 +169,7 @@ class Endpoint:
         self.passes_plain = address.cancels_whole and not planned.kv_unified and not settings.defaults
         self.passes_plain &= settings.overflow == "refuse"
         is_chat, is_padded = EndpointKind.CHAT in self.kinds, planned.slot_tokens != planned.max_seq_len
-        if self._lane is not None and self.passes_plain and is_chat and not is_padded:
+        if self._lane is not None and self.passes_plain and is_chat and not is_padded and self.use is None:
             head = self.pool.head(ENGINE_STARTS[EndpointKind.CHAT])
             takes_streams = settings.enable_streaming
             self._lane.open(self.index, self.model_id, head, template_bytes, planned.max_seq_len, takes_streams)

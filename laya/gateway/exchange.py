@@ -58,7 +58,7 @@ class Exchange(Answering):
     priority: Priority | None = None  # as it asked
     key: Key | None = None
     account: Key | None = None  # the same key, where this request counts against its limits
-    charged_tokens = 0  # of the key's tokens a minute, until it is settled
+    charged_tokens = 0  # of its key's or its model's tokens a minute, until it is settled by what it took
     request_id = b""
     said = b""  # the beginning of its body, where requests are logged with what they say
     fault: LayaError | None = None  # what it failed with

@@ -11,10 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from laya.errors import EngineCrashed, LayaError
-from laya.gateway.account import read_usage
 from laya.gateway.assemble import Assembler, UsageSum, encode
 from laya.gateway.body import ChatHead, CompletionHead, ParsedBody
 from laya.gateway.engine_errors import engine_error, model_of
+from laya.gateway.metering import read_usage
 from laya.gateway.sse import AnswerReader, EventReader, StreamFilter, event_bytes
 from laya.gateway.tool_events import CallAssembler, CallFilter, calls_of
 

@@ -25,6 +25,7 @@ _AT_ONCE = frozenset(
         "defaults",
         "enable_streaming",
         "id",
+        "limits",
         "load_timeout_s",
         "overflow",
         "pinned",

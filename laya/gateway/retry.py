@@ -84,7 +84,7 @@ class Retries:
         if index < 0:
             return False
         other = fleet.endpoints[index]
-        if not self._suits(exchange, parsed, other, name):
+        if not self._suits(exchange, parsed, other, name) or not _counts_there(exchange, endpoint, other):
             fleet.health.give_back(other, exchange.routed_seqs, exchange.routed_tokens)
             return False
         if exchange.has_default_length:
@@ -139,3 +139,17 @@ class Retries:
             self._dispatcher.admit(exchange, endpoint)
         except LayaError as error:
             exchange.fail(error)
+
+
+def _counts_there(exchange: Exchange, endpoint: Endpoint, other: Endpoint) -> bool:
+    """Count it against the limits of the other model, no longer against its own's; False where they refuse it."""
+    if other.use is not None:
+        try:
+            other.use.begin(exchange)
+            other.use.charge(exchange, other)
+        except LayaError:
+            other.use.end(exchange)
+            return False
+    if endpoint.use is not None:
+        endpoint.use.end(exchange)
+    return True

@@ -14,6 +14,7 @@ import msgspec
 from laya.config import Config, ResolvedModel
 from laya.engines.supervisor import Supervisor
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.metering import Metered
 from laya.gateway.plain import lane_of
 from laya.gateway.roster import Roster
 from laya.metrics import GatewayStats
@@ -38,6 +39,7 @@ class Shelf:
         self.files = self.roster.files
         self._replicas: dict[str, tuple[Endpoint, ...]] = {}  # by model id
         self._by_name: dict[str, Endpoint] = {}
+        self._uses: dict[str, Metered] = {}  # by the ids of models that have limits
         self.retiring: set[Endpoint] = set()  # no request finds them; they end when what they have is done
 
     def scan(self) -> None:
@@ -129,7 +131,9 @@ class Shelf:
         self.retiring.update(extra)
         for endpoint in extra:
             self.router.set_eligible(endpoint.index, False)
+        use = self._use_of(settings)
         for endpoint in kept:
+            endpoint.use = use
             endpoint.apply(settings)
             self.router.set_weight(endpoint.index, settings.weight)
         new = tuple(self._endpoint(settings, number) for number in range(len(kept) + 1, settings.replicas + 1))
@@ -158,8 +162,18 @@ class Shelf:
             name += "'"
         index = self.router.add_endpoint(name=name, eligible=number == 1, weight=settings.weight)
         endpoint = Endpoint(index, settings, self.stats.model(settings.id), self.lane, name=name)
+        endpoint.use = self._use_of(settings)
         self.endpoints[index] = self._by_name[name] = endpoint
         return endpoint
+
+    def _use_of(self, settings: ResolvedModel) -> Metered | None:
+        """What counts the use of a model that has limits; what runs and was used stays when they change."""
+        use = self._uses.pop(settings.id, None) or Metered()
+        use.limit(f"The model '{settings.id}'", settings.limits)
+        if not use.is_limited:
+            return None
+        self._uses[settings.id] = use
+        return use
 
     def model_of(self, name: str) -> str:
         """The model of the engine that is called so."""

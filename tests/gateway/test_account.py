@@ -1,4 +1,5 @@
-"""Limits of a key: at once, requests and tokens a minute; what is refused says the numbers and when to come again."""
+"""Limits of a key, and of a model: at once, requests and tokens a minute; what is refused says the numbers and when to
+come again."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from laya.gateway.account import MINUTE_S, Bucket, Key
+from laya.config.model_limits import ModelLimits
+from laya.gateway.account import Key
+from laya.gateway.metering import MINUTE_S, Bucket
 
-from .front import Answer, Front, front, request, until
+from .front import CHAT, Answer, Front, front, request, until
 from .keyed import chat_as, get_as, grant, keep, secret
 from .scripted_engine import META, STREAM_HEAD, Call, chunk, delta, hello, progress, streams, usage, whole
 
@@ -276,3 +279,46 @@ async def test_other_apis_count_against_the_same_limits(tmp_path: Path) -> None:
         assert (await respond("kid")).error["code"] == "forbidden_model"
         await gateway.settled()
         assert left(gateway, "ann") >= 10_000 - 22
+
+
+# of a model
+@pytest.mark.parametrize("cancels_whole", [True, False])
+@pytest.mark.parametrize("asked", ["requests_per_minute", "tokens_per_minute"])
+async def test_model_has_limits_that_all_keys_share(tmp_path: Path, asked: str, cancels_whole: bool) -> None:
+    """Also where its engine would get plain bodies as they came; a key's own limits stay its own."""
+    keep(tmp_path, grant("admin", role="admin"), grant("ann"), grant("bob", requests_per_minute=9))
+    limits = ModelLimits(**{asked: {"requests_per_minute": 2, "tokens_per_minute": 600}[asked]})
+    async with front(tmp_path, cancels_whole=cancels_whole, model={"limits": limits, "replicas": 2}) as gateway:
+        client = await gateway.client()
+        for who in ("ann", "bob"):
+            assert (await client.ask(chat_as(who, max_tokens=300))).status == 200
+        refused = await client.ask(chat_as("bob", max_tokens=580))
+        status, limit, allowed, used, _ = limit_of(refused)
+        assert (status, limit, allowed) == (429, asked, getattr(limits, asked))
+        assert refused.error["message"].startswith("The model 'stub' may use")
+        assert used == 2 or 18 <= used <= 22  # 11 tokens of each answer
+        await gateway.settled()
+        assert gateway.endpoint.use is not None and gateway.endpoint.use.n_running == 0
+
+
+async def test_so_many_of_a_model_at_once_until_a_reload_lets_in_more(tmp_path: Path) -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await go_on.wait()
+        await hello(call)
+
+    async with front(tmp_path, script, model={"limits": ModelLimits(max_concurrent=1)}) as gateway:
+        first, endpoint = await gateway.client(), gateway.endpoint
+        first.send(request(CHAT))
+        await until(lambda: gateway.engine.calls)
+        assert limit_of(await gateway.ask(request(CHAT))) == (429, "max_concurrent", 1, 1, 1)
+        assert endpoint.use is not None
+        endpoint.use.limit("The model 'stub'", ModelLimits(max_concurrent=2))
+        second = await gateway.client()
+        second.send(request(CHAT))
+        await until(lambda: len(gateway.engine.calls) == 2)
+        go_on.set()
+        assert [(await each.answer()).status for each in (first, second)] == [200, 200]
+        assert await gateway.settled() == {"served": 2, "refused": 1}
+        assert endpoint.use.n_running == 0

@@ -115,12 +115,17 @@ async def test_added_models_are_known_and_removed_ones_are_not(place: Place) -> 
 async def test_settings_that_need_no_engine_anew_keep_it(place: Place) -> None:
     await place.world.load("a")
     pids = place.pids()
-    place.write(a="ttl: 5m, aliases: [x], queue_size: 3, pinned: true, policy: session")
+    place.write(a="ttl: 5m, aliases: [x], queue_size: 3, pinned: true, policy: session, limits: {max_concurrent: 4}")
     (change,) = (await place.reload()).changed
     await place.settled()
     assert not change.restarts and place.pids() == pids
     settings = place.fleet.find("x").settings
     assert (settings.ttl_s, settings.queue_size, settings.pinned, settings.policy) == (300.0, 3, True, "session")
+    endpoint = place.fleet.find("a")
+    assert endpoint.use is not None and endpoint.use.is_limited
+    place.write(a="")
+    await place.reload()
+    assert endpoint.use is None
 
 
 async def test_changed_model_that_was_loaded_is_loaded_anew_and_another_is_not_touched(place: Place) -> None:
