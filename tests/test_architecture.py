@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ("torch", "transformers", "vllm", "ray", "numpy", "huggingface_hub")
+HEAVY = ("torch", "transformers", "vllm", "ray", "numpy", "huggingface_hub", "opentelemetry")
 
 
 def run(*argv: str) -> subprocess.CompletedProcess[str]:

@@ -47,7 +47,8 @@ def test_example_file_is_up_to_date_valid_and_the_defaults() -> None:
         if name not in ("id", "fixed")
     }
     assert other.asked() == Config().for_model("any other").asked()
-    assert (config.server, config.store, config.request_log) == (Config().server, Config().store, Config().request_log)
+    for section in ("server", "store", "request_log", "traces"):
+        assert getattr(config, section) == getattr(Config(), section), section
 
 
 def test_docs_are_up_to_date_and_name_every_key() -> None:

@@ -18,6 +18,7 @@ from laya.config.schema import (
 )
 from laya.config.server import ServerConfig
 from laya.config.store import StoreConfig
+from laya.config.traces import TracesConfig, read_headers
 from laya.config.units import parse_budget, parse_bytes, parse_duration
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "SamplingDefaults",
     "ServerConfig",
     "StoreConfig",
+    "TracesConfig",
     "data_dir",
     "load_config",
     "parse_budget",
@@ -38,5 +40,6 @@ __all__ = [
     "parse_duration",
     "parse_engine_flags",
     "parse_settings",
+    "read_headers",
     "with_settings",
 ]

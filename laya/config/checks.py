@@ -15,6 +15,7 @@ from laya.config.check_routing import check_routing
 from laya.config.document import Document, KeyPath, dotted
 from laya.config.schema import KV_CACHE_DTYPES, Config, ModelSettings
 from laya.config.store import STORE_SCHEMES
+from laya.config.traces import EXTRA, endpoint_fault, is_installed
 from laya.errors import nearest
 
 _KV_ALIASES = {
@@ -44,6 +45,7 @@ def check_config(config: Config, document: Document) -> None:
     _check_key_names(config, document)
     _check_gpu_numbers(config, document)
     _check_store(config, document)
+    _check_traces(config, document)
     check_routing(config, document)
 
 
@@ -64,6 +66,14 @@ def _check_store(config: Config, document: Document) -> None:
         known = " or ".join(f"{scheme}://" for scheme in STORE_SCHEMES)
         scheme = url.partition("://")[0] if "://" in url else "no scheme"
         raise document.error(("store", "url"), f"store.url: expected a URL that begins with {known}, got {scheme}")
+
+
+def _check_traces(config: Config, document: Document) -> None:
+    endpoint = config.traces.endpoint
+    if endpoint is not None:
+        fault = endpoint_fault(endpoint) or (None if is_installed() else f"what sends traces is not here: {EXTRA}")
+        if fault:
+            raise document.error(("traces", "endpoint"), f"traces.endpoint: {fault}")
 
 
 def _check_names(config: Config, document: Document) -> None:

@@ -18,6 +18,7 @@ from laya.config.routing import RoutingConfig
 from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults
 from laya.config.server import ServerConfig
 from laya.config.store import StoreConfig
+from laya.config.traces import TracesConfig
 from laya.config.units import MAX_BYTES, check_budget, parse_bytes, parse_cache, parse_duration, parse_limit
 from laya.errors import ConfigError, nearest
 
@@ -40,7 +41,7 @@ _WORDS = {inspect.BoolType: "true or false", inspect.StrType: "text", inspect.No
 _EMPTY: dict[type, type] = {inspect.ListType: list, inspect.DictType: dict}
 _SECTIONS = {
     "server": ServerConfig, "memory": MemoryConfig, "routing": RoutingConfig, "store": StoreConfig,
-    "request_log": RequestLogConfig, "limits": ModelLimits, "defaults": SamplingDefaults,
+    "request_log": RequestLogConfig, "traces": TracesConfig, "limits": ModelLimits, "defaults": SamplingDefaults,
 }  # fmt: skip
 MAX_NAMED_KEYS = 12
 MAX_INTEGER = 2**32 - 1  # what llama.cpp's context sizes and seeds are held in

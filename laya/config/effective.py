@@ -31,6 +31,7 @@ def effective(config: Config, document: Document | None = None) -> dict[str, Any
         "routing": msgspec.to_builtins(config.routing),
         "store": msgspec.to_builtins(config.store),
         "request_log": msgspec.to_builtins(config.request_log),
+        "traces": msgspec.to_builtins(config.traces),
         **_settings(config.for_model("")),
         "models": {name: _model(config.for_model(name)) for name in config.models},
     }

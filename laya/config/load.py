@@ -15,6 +15,7 @@ from laya.config.convert import to_struct
 from laya.config.document import Document, KeyPath, read_document
 from laya.config.places import config_path
 from laya.config.schema import Config, ModelConfig, ModelSettings
+from laya.config.traces import read_headers
 
 _Level = TypeVar("_Level", bound=ModelSettings)
 
@@ -43,6 +44,8 @@ def config_from(document: Document) -> Config:
         config.models_dir = str(_absolute(config.models_dir, document))
     if config.request_log.path is not None:
         config.request_log.path = str(_absolute(config.request_log.path, document))
+    if config.traces.headers_file is not None:
+        config.traces.headers_file = _headers_file(config.traces.headers_file, document)
     return config
 
 
@@ -89,6 +92,18 @@ def _program(value: str, document: Document, path: KeyPath) -> str:
     if found is None:
         raise document.error(path, f"{document.key(path)}: {document.value(path, value)} is no program here")
     return found
+
+
+def _headers_file(value: str, document: Document) -> str:
+    """Read to see that it can be; what is in it is no part of the configuration."""
+    path = ("traces", "headers_file")
+    file = _file(value, document, path)
+    try:
+        read_headers(file)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or ("it is not text" if isinstance(error, UnicodeError) else error)
+        raise document.error(path, f"traces.headers_file: {document.value(path, value)}: {reason}") from None
+    return str(file)
 
 
 def _template(value: str, document: Document, path: KeyPath) -> str:

@@ -21,6 +21,7 @@ from laya.config.routing import RouteRule, RoutingConfig
 from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults
 from laya.config.server import ServerConfig
 from laya.config.store import StoreConfig
+from laya.config.traces import TracesConfig
 from laya.config.units import (
     BUDGET_PATTERN,
     BYTES_PATTERN,
@@ -116,6 +117,7 @@ def example(schema_path: str = "laya/config.schema.json") -> str:
         ("routing", RoutingConfig),
         ("store", StoreConfig),
         ("request_log", RequestLogConfig),
+        ("traces", TracesConfig),
     )
     for section, struct in sections:
         lines += ["", f"# {_description(Config, section)}", f"{section}:"]
@@ -184,6 +186,7 @@ def key_tables() -> str:
         ("`routing.rules`, each entry", RouteRule, RouteRule.__struct_fields__),
         ("`store`", StoreConfig, StoreConfig.__struct_fields__),
         ("`request_log`", RequestLogConfig, RequestLogConfig.__struct_fields__),
+        ("`traces`", TracesConfig, TracesConfig.__struct_fields__),
         ("Settings of models: at the top level or under `models.<name>`", ModelSettings, SETTING_NAMES),
         ("Only under `models.<name>`", ModelConfig, ("source", "aliases")),
         ("`limits`", ModelLimits, ModelLimits.__struct_fields__),

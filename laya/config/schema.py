@@ -17,6 +17,7 @@ from laya.config.request_log import RequestLogConfig
 from laya.config.routing import RoutingConfig
 from laya.config.server import ServerConfig
 from laya.config.store import StoreConfig
+from laya.config.traces import TracesConfig
 from laya.config.units import parse_budget
 from laya.config.values import Count, Duration, Seconds
 from laya.types import RoutePolicy, Task
@@ -270,6 +271,9 @@ class Config(ModelSettings, kw_only=True, forbid_unknown_fields=True):
     request_log: Annotated[
         RequestLogConfig, Meta(description="A line for each request, in a file; off unless asked.")
     ] = msgspec.field(default_factory=RequestLogConfig)
+    traces: Annotated[
+        TracesConfig, Meta(description="OpenTelemetry traces, by the extra laya-llm[otel]; off unless asked.")
+    ] = msgspec.field(default_factory=TracesConfig)
     models: Annotated[
         dict[str, ModelConfig], Meta(description="Settings of single models, by the name requests use.")
     ] = msgspec.field(default_factory=dict)

@@ -105,6 +105,12 @@ class Assembler:
         for call in delta.get("tool_calls") or ():
             _merge_call(choice.tool_calls, call)
 
+    @property
+    def finish_reasons(self) -> tuple[str, ...]:
+        """Why each choice ended, in their order."""
+        reasons = (self.choices[index].finish_reason for index in sorted(self.choices))
+        return tuple(reason for reason in reasons if reason is not None)
+
     def answer(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The whole answer as a JSON-ready dict (OpenAI's chat.completion or text_completion)."""
         render = self._chat_choice if self.chat else self._text_choice

@@ -58,6 +58,7 @@ class Dispatcher:
         keys.on_replaced = self.express.take_all
         self._tasks: set[asyncio.Task[None]] = set()
         self.keeps_said = 0  # bytes of each body, for the request log
+        self.keeps_headers: frozenset[str] = frozenset()  # what rules and traces ask of a head
         self.settled: Callable[[Exchange], None] = lambda exchange: None  # who counts what was used
         self.retries = Retries(self)
         self.sending = Sending(self)
@@ -73,11 +74,12 @@ class Dispatcher:
                 key.admit(exchange)
             if self.keys.origins:
                 exchange.extra_headers += self.keys.cors_headers(headers)
-            if self.rules:
+            if self.keeps_headers:
                 said = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
-                exchange.rule_headers = {name: value for name, value in said if name in self.rules.header_names}
-            elif exchange.early_error is None and exchange.header_model is not None and exchange.account is None:
-                self.router.resolve(exchange.header_model) or self.fleet.find(exchange.header_model)
+                exchange.kept_headers = {name: value for name, value in said if name in self.keeps_headers}
+            name = exchange.header_model
+            if name is not None and not self.rules and exchange.early_error is None and exchange.account is None:
+                self.router.resolve(name) or self.fleet.find(name)
         except LayaError as error:
             exchange.early_error = error
         except Exception as error:

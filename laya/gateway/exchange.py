@@ -54,7 +54,7 @@ class Exchange(Answering):
     may_trim = False  # it asks by itself for what `overflow: trim` does
     header_model: str | None = None
     header_session: str | None = None
-    rule_headers: Mapping[str, str] = MappingProxyType({})  # those that routing.rules ask about
+    kept_headers: Mapping[str, str] = MappingProxyType({})  # those that rules and traces ask about
     priority: Priority | None = None  # as it asked
     key: Key | None = None
     account: Key | None = None  # the same key, where this request counts against its limits
@@ -85,6 +85,7 @@ class Exchange(Answering):
     prefill_done = 0
     prefill_total = 0
     n_tokens_out = 0
+    finish_reasons: tuple[str, ...] = ()  # where its answer was put together here
     upstream_paused = False
     engine_lost = False  # its connection broke: most likely the engine has died
     sent_again = False

@@ -25,6 +25,7 @@ from laya.gateway.engine_metrics import engine_metrics
 from laya.gateway.reload import Reloader
 from laya.gateway.reload_watch import ConfigWatch
 from laya.gateway.request_log import CONTENT_LIMIT_BYTES, RequestLog
+from laya.gateway.traces import TRACE_PARENT, Traces
 from laya.gateway.usage import Meter, grouped
 from laya.routing.rules import Rules
 
@@ -55,9 +56,10 @@ class Operating:
         )
         self.meter = Meter(gateway.config.store, database)
         self.request_log = RequestLog(gateway.config.request_log)
-        gateway.dispatcher.settled = self._settled
+        self.traces = Traces(gateway.config)
         self._choose_lanes()
         gateway.desk.registry.register(self.meter)
+        gateway.desk.registry.register(self.traces)
         self.routes = [
             Route("/admin/usage", self._usage),
             Route("/metrics/engines", self._engine_metrics),
@@ -79,20 +81,27 @@ class Operating:
     def _in_force(self, config: Config) -> None:
         gateway = self._gateway
         gateway.dispatcher.rules = Rules(config.routing)
+        self.traces.apply()
         self._choose_lanes()
         gateway.limits.apply(config.server)
         gateway.keys.configure(config.server)
 
     def _choose_lanes(self) -> None:
-        """What rules or the log ask of a request, the plain lane does not keep."""
-        dispatcher, keeps = self._gateway.dispatcher, self.request_log.keeps_content
+        """What rules, traces or the log ask of a request, the plain lane does not keep."""
+        dispatcher, keeps, traces = self._gateway.dispatcher, self.request_log.keeps_content, self.traces.is_on
         dispatcher.keeps_said = CONTENT_LIMIT_BYTES if keeps else 0
-        self._gateway.connection.takes_plain = not (dispatcher.rules or keeps)
+        dispatcher.keeps_headers = dispatcher.rules.header_names | ({TRACE_PARENT} if traces else set())
+        dispatcher.settled = self._settled_and_traced if traces else self._settled
+        self._gateway.connection.takes_plain = not (dispatcher.rules or keeps or traces)
         dispatcher.express.close()  # whom it reads from was lent under what was said before
 
     def _settled(self, exchange: Exchange) -> None:
         self.meter.count(exchange)
         self.request_log.note(exchange)
+
+    def _settled_and_traced(self, exchange: Exchange) -> None:
+        self._settled(exchange)
+        self.traces.note(exchange)
 
     async def _reload(self, request: Request) -> Response:
         """`?dry_run=true`: only say what would change."""

@@ -238,7 +238,7 @@ class AssembledAnswer(Relay):
             self.exchange.fail(self._engine_said({"message": "its stream ended before its answer did"}))
             return
         self._count_usage(self._reader)
-        usage = self._reader.usage.as_dict()
+        self.exchange.finish_reasons, usage = self._assembler.finish_reasons, self._reader.usage.as_dict()
         if self._reader.usage_event is not None:
             self._assembler.add(self._reader.usage_event | {"choices": []})
         parsed = self.exchange.parsed

@@ -14,7 +14,7 @@ import msgspec
 from laya.config import Config, ResolvedModel
 from laya.config.resolve import RESOLVED_NAMES
 
-SECTIONS = ("server", "memory", "routing", "store", "request_log")
+SECTIONS = ("server", "memory", "routing", "store", "request_log", "traces")
 WITH_SERVER = frozenset(
     {"server.host", "server.port", "server.cors_origins", "server.share_prompt_cache", "store.url"}
 )  # what listens, what was handed out, and what engines were all started with

@@ -31,7 +31,7 @@ def names_by_rules(
         model=name,
         kind=exchange.kind,
         priority=priority_for(exchange),
-        headers=exchange.rule_headers,
+        headers=exchange.kept_headers,
         key=exchange.key_name,
         prompt_tokens=parsed.prompt_bound_tokens,
         session=session,

@@ -42,6 +42,7 @@ from laya.gateway.listening import allow_connections
 from laya.gateway.live_keys import LiveKeys
 from laya.gateway.operating import ConfigSource, Operating
 from laya.gateway.protocol import LayaProtocol
+from laya.gateway.traces import FLUSH_S
 from laya.memory import Machine
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
@@ -237,6 +238,7 @@ def run(
             await gateway.supervisor.shutdown(0.0 if server.force_exit else SHUTDOWN_S)
             gateway.dispatcher.streams.close()
             gateway.dispatcher.express.close()
+            await gateway.operating.traces.close(0.0 if server.force_exit else FLUSH_S)
 
     server = Server(uvicorn_config(gateway, build_app(gateway.desk, gateway.keys, lifespan)), gateway)
     server.run(sockets=[sock])
