@@ -9,7 +9,7 @@
 
 namespace nb = nanobind;
 using laya::StreamPump;
-using Back = laya::StreamPump::Back;
+using Back = laya::StreamBack;
 
 namespace {
 
@@ -23,7 +23,7 @@ nb::list stream_runs(const nb::bytes& events) {
 
 std::uint64_t add(StreamPump& pump, int engine, int client, bool from_head, bool takes_end, bool has_started,
                   const nb::bytes& client_head) {
-    return pump.add({engine, client, from_head, takes_end, has_started, std::string(view_of(client_head))});
+    return pump.add(engine, client, {from_head, takes_end, has_started, std::string(view_of(client_head))});
 }
 
 nb::object take_back(StreamPump& pump, std::uint64_t id) {

@@ -3,14 +3,15 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <utility>
 
+#include "monotonic.hpp"
 #include "plain_http.hpp"
 #include "system_call.hpp"
 
@@ -19,9 +20,18 @@ namespace {
 
 constexpr std::size_t READ_BYTES = 80 * 1024;
 constexpr int EVENTS_A_TURN = 64;
+constexpr std::uint64_t STREAMS = ~std::uint64_t{0};  // the ids of no client or engine
+constexpr std::uint64_t TIMER = STREAMS - 1;
 
-double now_s() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+// Rounds of tokens follow each other no closer: what comes meanwhile is read, and written, together. A lone token never
+// waits, nor does what follows the beginning or the end of a stream.
+constexpr long ROUND_NS = 100'000;
+
+void add(int epoll, int fd, std::uint64_t id, std::uint32_t events) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = id;
+    checked(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
 }
 
 bool is_same(std::string_view said, const std::string& known, bool has_known) noexcept {
@@ -40,6 +50,7 @@ struct ExpressLane::Client {
     std::string host;
     std::uint64_t engine = 0;  // that has its request
     Asked asked;
+    std::optional<StreamFlow> stream;  // its answer, where that is one
     double idle_since_s = 0;
 };
 
@@ -49,13 +60,21 @@ struct ExpressLane::Engine {
     std::uint64_t client = 0;  // whose request it has
     std::uint64_t n_most_uses = 0;
     std::uint64_t n_uses = 0;
+    bool keeps_streams = false;
+    int epoll = -1;  // that watches it
     std::string origin;
     double idle_since_s = 0;
 };
 
-ExpressLane::ExpressLane(PlainLane& lane, std::string id_prefix, std::size_t most_body_bytes)
-    : lane_(lane), id_prefix_(std::move(id_prefix)), most_body_bytes_(most_body_bytes),
-      epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")), buffer_(READ_BYTES) {}
+ExpressLane::ExpressLane(PlainLane& lane, std::string id_prefix, std::string stream_kind, std::size_t most_body_bytes)
+    : lane_(lane), id_prefix_(std::move(id_prefix)), stream_kind_(std::move(stream_kind)),
+      most_body_bytes_(most_body_bytes), epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      streams_epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      timer_(checked(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK), "timerfd_create")),
+      buffer_(READ_BYTES) {
+    add(epoll_, streams_epoll_, STREAMS, EPOLLIN | EPOLLONESHOT);
+    add(epoll_, timer_, TIMER, EPOLLIN | EPOLLET);  // each time it ends is told once, and need not be read
+}
 
 ExpressLane::~ExpressLane() {
     for (const auto& [id, client] : clients_) {
@@ -64,13 +83,23 @@ ExpressLane::~ExpressLane() {
     for (const auto& [id, engine] : engines_) {
         close(engine->fd);
     }
-    close(epoll_);
+    for (const int fd : {timer_, streams_epoll_, epoll_}) {
+        close(fd);
+    }
 }
 
 // A socket stays in an epoll until each of its descriptors is closed, and the transport has one.
-void ExpressLane::unwatch(int fd) noexcept {
-    epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
+void ExpressLane::unwatch(int epoll, int fd) noexcept {
+    epoll_ctl(epoll, EPOLL_CTL_DEL, fd, nullptr);
     close(fd);
+}
+
+void ExpressLane::watch_engine(std::uint64_t id, Engine& engine, int epoll) {
+    if (engine.epoll != epoll) {
+        epoll_ctl(engine.epoll, EPOLL_CTL_DEL, engine.fd, nullptr);
+        add(epoll, engine.fd, id, EPOLLIN | EPOLLRDHUP);
+        engine.epoll = epoll;
+    }
 }
 
 // A watched duplicate of the socket, or -1.
@@ -97,12 +126,12 @@ std::uint64_t ExpressLane::add_client(int fd, std::string_view authorization, st
     client->has_host = host.data() != nullptr;
     client->authorization.assign(authorization);
     client->host.assign(host);
-    client->idle_since_s = now_s();
+    client->idle_since_s = monotonic_s();
     clients_.emplace(id, std::move(client));
     return id;
 }
 
-std::uint64_t ExpressLane::add_engine(int fd, std::uint32_t endpoint, std::uint64_t n_answers,
+std::uint64_t ExpressLane::add_engine(int fd, std::uint32_t endpoint, std::uint64_t n_answers, bool keeps_streams,
                                       std::string origin) {
     const std::uint64_t id = ++last_id_;
     auto engine = std::make_unique<Engine>();
@@ -110,10 +139,12 @@ std::uint64_t ExpressLane::add_engine(int fd, std::uint32_t endpoint, std::uint6
     if (engine->fd < 0) {
         return 0;
     }
+    engine->epoll = epoll_;
     engine->endpoint = endpoint;
     engine->n_most_uses = n_answers;
+    engine->keeps_streams = keeps_streams;
     engine->origin = std::move(origin);
-    engine->idle_since_s = now_s();
+    engine->idle_since_s = monotonic_s();
     engines_.emplace(id, std::move(engine));
     if (endpoint >= idle_.size()) {
         idle_.resize(endpoint + 1);
@@ -127,13 +158,41 @@ ExpressLane::Round ExpressLane::turn(const Reserve& reserve) {
     const int n_events = epoll_wait(epoll_, events.data(), EVENTS_A_TURN, 0);
     for (int index = 0; index < n_events; ++index) {
         const std::uint64_t id = events[static_cast<std::size_t>(index)].data.u64;
-        if (const auto client = clients_.find(id); client != clients_.end()) {
+        if (id == STREAMS || id == TIMER) {
+            on_streams();
+        } else if (const auto client = clients_.find(id); client != clients_.end()) {
             on_client(id, *client->second, reserve);
         } else if (const auto engine = engines_.find(id); engine != engines_.end()) {
             on_engine(id, *engine->second);
         }
     }
     return end();
+}
+
+// Have the next token told as soon as it is there.
+void ExpressLane::await_streams() {
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLONESHOT;
+    event.data.u64 = STREAMS;
+    checked(epoll_ctl(epoll_, EPOLL_CTL_MOD, streams_epoll_, &event), "epoll_ctl");
+}
+
+void ExpressLane::on_streams() {
+    std::array<epoll_event, EVENTS_A_TURN> events;
+    const int n_events = epoll_wait(streams_epoll_, events.data(), EVENTS_A_TURN, 0);
+    bool is_flowing = n_events > 0;
+    for (int index = 0; index < n_events; ++index) {
+        const std::uint64_t id = events[static_cast<std::size_t>(index)].data.u64;
+        if (const auto engine = engines_.find(id); engine != engines_.end()) {
+            is_flowing &= on_engine(id, *engine->second);
+        }
+    }
+    if (is_flowing) {
+        const itimerspec round{{0, 0}, {0, ROUND_NS}};
+        checked(timerfd_settime(timer_, 0, &round, nullptr), "timerfd_settime");
+    } else {
+        await_streams();
+    }
 }
 
 ExpressLane::Round ExpressLane::offer(std::uint64_t id, std::string_view data, const Reserve& reserve) {
@@ -157,7 +216,7 @@ void ExpressLane::on_client(std::uint64_t id, Client& client, const Reserve& res
 }
 
 void ExpressLane::on_request(std::uint64_t id, Client& client, std::string_view data, const Reserve& reserve) {
-    const double arrived_s = now_s();
+    const double arrived_s = monotonic_s();
     PlainTaken taken;
     if (!lane_.take(data, most_body_bytes_, taken)) {
         give_client(id, data);
@@ -168,7 +227,7 @@ void ExpressLane::on_request(std::uint64_t id, Client& client, std::string_view 
     if (taken.endpoint >= idle_.size()) {
         idle_.resize(taken.endpoint + 1);
     }
-    if (!is_known || taken.is_stream ||
+    if (!is_known || taken.wants_usage ||
         !reserve(taken.endpoint, taken.promised_tokens, idle_[taken.endpoint].empty())) {
         lane_.drop(taken);
         give_client(id, data);
@@ -189,47 +248,85 @@ void ExpressLane::on_request(std::uint64_t id, Client& client, std::string_view 
     asked.promised_tokens = taken.promised_tokens;
     asked.route_s = taken.route_s;
     asked.arrived_s = arrived_s;
-    asked.sent_s = now_s();
+    asked.sent_s = monotonic_s();
+    client.stream.reset();
+    watch_engine(client.engine, engine, taken.is_stream ? streams_epoll_ : epoll_);
+    if (taken.is_stream) {
+        std::string head = answer_head(asked, stream_kind_, engine).append("transfer-encoding: chunked\r\n\r\n");
+        client.stream.emplace(StreamFlow::Start{true, true, false, std::move(head)});
+    }
     unsent_.push_back({false, client.engine, std::move(taken.upstream)});
 }
 
-void ExpressLane::on_engine(std::uint64_t id, Engine& engine) {
+// Whether it gives a stream that goes on as it did: neither began nor ended.
+bool ExpressLane::on_engine(std::uint64_t id, Engine& engine) {
     const ssize_t n_read = recv(engine.fd, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
     if (is_nothing_yet(n_read)) {
-        return;
+        return true;
     }
     const std::string_view raw(buffer_.data(), static_cast<std::size_t>(std::max<ssize_t>(n_read, 0)));
     PlainAnswer answer;
     if (engine.client == 0) {
         give_engine(id, raw);
-    } else if (n_read > 0 && read_plain_answer(raw, answer)) {
+    } else if (n_read <= 0) {
+        give_client(engine.client, {}, {}, n_read < 0 ? errno : 0);
+    } else if (clients_.at(engine.client)->stream) {
+        return on_stream(id, engine, raw);
+    } else if (read_plain_answer(raw, answer)) {
         on_answer(id, engine, answer);
     } else {
         give_client(engine.client, {}, raw);
     }
+    return false;
+}
+
+std::string ExpressLane::answer_head(const Asked& asked, std::string_view kind, const Engine& engine) const {
+    std::string out;
+    out.reserve(128 + kind.size() + asked.id.size() + engine.origin.size());
+    out.append("HTTP/1.1 200 OK\r\n").append(kind).append("x-request-id: ").append(asked.id).append("\r\n");
+    return out.append(engine.origin);
 }
 
 void ExpressLane::on_answer(std::uint64_t id, Engine& engine, const PlainAnswer& answer) {
-    Client& client = *clients_.at(engine.client);
     const std::string_view type = answer.content_type.empty() ? "application/json" : answer.content_type;
-    std::string out;
-    out.reserve(160 + engine.origin.size() + client.asked.id.size() + type.size() + answer.body.size());
-    out.append("HTTP/1.1 200 OK\r\ncontent-type: ").append(type).append("\r\nx-request-id: ").append(client.asked.id);
-    out.append("\r\n").append(engine.origin);
+    std::string kind("content-type: ");
+    std::string out = answer_head(clients_.at(engine.client)->asked, kind.append(type).append("\r\n"), engine);
     out.append("content-length: ").append(std::to_string(answer.body.size())).append("\r\n\r\n").append(answer.body);
     unsent_.push_back({true, engine.client, std::move(out)});
-    const double at_s = now_s();
+    served(id, engine, monotonic_s(), {}, false);
+}
+
+bool ExpressLane::on_stream(std::uint64_t id, Engine& engine, std::string_view raw) {
+    StreamFlow& stream = *clients_.at(engine.client)->stream;
+    const bool had_head = stream.has_engine_head();
+    std::string out;
+    const Cut cut = stream.take(raw, out);
+    if (!out.empty()) {
+        unsent_.push_back({true, engine.client, std::move(out)});
+    }
+    if (cut == Cut::LEFT) {
+        give_client(engine.client, {});
+    } else if (cut == Cut::END) {
+        served(id, engine, stream.first_token_s(), stream.seen(), !(engine.keeps_streams && stream.is_clean()));
+    }
+    return had_head && cut == Cut::MORE;
+}
+
+void ExpressLane::served(std::uint64_t id, Engine& engine, double first_token_s, const StreamSeen& seen,
+                         bool is_spent) {
+    Client& client = *clients_.at(engine.client);
+    const double at_s = monotonic_s();
     const Asked& asked = client.asked;
-    round_.served.push_back(
-        {engine.client, asked.id, asked.endpoint, asked.promised_tokens, asked.route_s, asked.arrived_s, asked.sent_s,
-         at_s});
+    round_.served.push_back({engine.client, asked.id, asked.endpoint, asked.promised_tokens, asked.route_s,
+                             asked.arrived_s, asked.sent_s, first_token_s, at_s, seen});
     lane_.settle(asked.endpoint, asked.routed_tokens);
     client.engine = 0;
+    client.stream.reset();
     client.idle_since_s = engine.idle_since_s = at_s;
     engine.client = 0;
     idle_[engine.endpoint].push_back(id);
-    if (engine.n_uses >= engine.n_most_uses) {
-        give_engine(id, {});
+    if (is_spent || engine.n_uses >= engine.n_most_uses) {
+        give_engine(id, {}, is_spent);
     }
 }
 
@@ -259,7 +356,7 @@ void ExpressLane::send_all() {
 }
 
 // What was still to be sent to it, or for it to its engine, goes with it.
-void ExpressLane::give_client(std::uint64_t id, std::string_view raw, std::string_view engine_raw) {
+void ExpressLane::give_client(std::uint64_t id, std::string_view raw, std::string_view engine_raw, int engine_error) {
     const auto found = clients_.find(id);
     if (found == clients_.end()) {
         return;
@@ -278,24 +375,29 @@ void ExpressLane::give_client(std::uint64_t id, std::string_view raw, std::strin
     if (client.engine != 0) {
         back.is_asking = true;
         back.engine = client.engine;
-        back.engine_raw.assign(engine_raw);
+        back.is_stream = client.stream.has_value();
+        if (back.is_stream) {
+            back.answer = client.stream->back();
+        }
+        back.answer.raw.append(engine_raw);
+        back.answer.error = engine_error;
         back.asked = std::move(client.asked);
         const auto engine = engines_.find(client.engine);
         back.n_engine_uses = engine->second->n_uses;
-        unwatch(engine->second->fd);
+        unwatch(engine->second->epoll, engine->second->fd);
         engines_.erase(engine);
     }
-    unwatch(client.fd);
+    unwatch(epoll_, client.fd);
     clients_.erase(found);
     round_.clients.push_back(std::move(back));
 }
 
-void ExpressLane::give_engine(std::uint64_t id, std::string_view raw) {
+void ExpressLane::give_engine(std::uint64_t id, std::string_view raw, bool is_spent) {
     Engine& engine = *engines_.at(id);
     std::vector<std::uint64_t>& idle = idle_[engine.endpoint];
     idle.erase(std::remove(idle.begin(), idle.end(), id), idle.end());
-    unwatch(engine.fd);
-    round_.engines.push_back({id, engine.n_uses, std::string(raw)});
+    unwatch(engine.epoll, engine.fd);
+    round_.engines.push_back({id, engine.n_uses, is_spent, std::string(raw)});
     engines_.erase(id);
 }
 

@@ -1,18 +1,20 @@
-// Owns: plain whole requests on their way from a client's socket to an engine's and back, where both ends were lent to
-// it: a request that the plain lane takes goes out at once, its answer comes back in Laya's own head, and Python hears
-// of it when it is over. Runs on the caller's thread, one call for all sockets that are ready. Works on duplicates of
+// Owns: plain requests on their way from a client's socket to an engine's and back, where both ends were lent to it: a
+// request that the plain lane takes goes out at once, its answer, whole or a stream, comes back in Laya's own head, and
+// Python hears of it when it is over. Runs on the caller's thread, one call for all sockets that are ready. Works on duplicates of
 // the sockets. Whatever is not plain goes back to Python, as it came.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "plain_lane.hpp"
+#include "stream_flow.hpp"
 
 namespace laya {
 
@@ -34,7 +36,8 @@ class ExpressLane {
         std::string id;
         std::uint32_t endpoint;
         std::uint64_t promised_tokens;
-        double route_s, arrived_s, sent_s, answered_s;
+        double route_s, arrived_s, sent_s, first_token_s, answered_s;  // the last two are one of a whole answer
+        StreamSeen seen;                                               // of a stream
     };
     // A client that leaves. What is in `raw` was read of it and is still to be looked at.
     struct ClientBack {
@@ -45,13 +48,15 @@ class ExpressLane {
         Asked asked;
         std::uint64_t engine = 0;  // which goes with it, as does what follows
         std::uint64_t n_engine_uses = 0;
-        std::string engine_raw;
         std::string engine_unsent;
+        StreamBack answer;  // of a whole one, its bytes and what its socket said
+        bool is_stream = false;
     };
     // An engine's connection that leaves by itself, with nothing to answer.
     struct EngineBack {
         std::uint64_t id = 0;
         std::uint64_t n_uses = 0;  // requests it was sent here
+        bool is_spent = false;     // no request may follow
         std::string raw;
     };
     struct Round {
@@ -62,8 +67,8 @@ class ExpressLane {
     // Whether the endpoint takes one more request with so many tokens; `lacks_engine`: and has lent a connection for it.
     using Reserve = std::function<bool(std::uint32_t endpoint, std::uint64_t tokens, bool lacks_engine)>;
 
-    // Throws std::system_error where the system refuses.
-    ExpressLane(PlainLane& lane, std::string id_prefix, std::size_t most_body_bytes);
+    // `stream_kind`: the lines that say of an answer that it is a stream. Throws std::system_error where the system refuses.
+    ExpressLane(PlainLane& lane, std::string id_prefix, std::string stream_kind, std::size_t most_body_bytes);
     ~ExpressLane();
     ExpressLane(const ExpressLane&) = delete;
     ExpressLane& operator=(const ExpressLane&) = delete;
@@ -74,8 +79,9 @@ class ExpressLane {
     // system refuses.
     std::uint64_t add_client(int fd, std::string_view authorization, std::string_view host);
     // Lend a connection that is idle and may give so many more answers, with the lines that say of an answer where it
-    // is from; 0 where the system refuses.
-    std::uint64_t add_engine(int fd, std::uint32_t endpoint, std::uint64_t n_answers, std::string origin);
+    // is from; `keeps_streams`: another request may follow a stream. 0 where the system refuses.
+    std::uint64_t add_engine(int fd, std::uint32_t endpoint, std::uint64_t n_answers, bool keeps_streams,
+                             std::string origin);
 
     Round turn(const Reserve& reserve);
     // What a client's transport had read already.
@@ -96,20 +102,29 @@ class ExpressLane {
     };
 
     int watch(int fd, std::uint64_t id);
-    void unwatch(int fd) noexcept;
+    void unwatch(int epoll, int fd) noexcept;
+    void watch_engine(std::uint64_t id, Engine& engine, int epoll);
+    void await_streams();
+    void on_streams();
     void on_client(std::uint64_t id, Client& client, const Reserve& reserve);
     void on_request(std::uint64_t id, Client& client, std::string_view data, const Reserve& reserve);
-    void on_engine(std::uint64_t id, Engine& engine);
+    bool on_engine(std::uint64_t id, Engine& engine);
     void on_answer(std::uint64_t id, Engine& engine, const PlainAnswer& answer);
+    bool on_stream(std::uint64_t id, Engine& engine, std::string_view raw);
+    void served(std::uint64_t id, Engine& engine, double first_token_s, const StreamSeen& seen, bool is_spent);
+    std::string answer_head(const Asked& asked, std::string_view kind, const Engine& engine) const;
     void send_all();
-    void give_client(std::uint64_t id, std::string_view raw, std::string_view engine_raw = {});
-    void give_engine(std::uint64_t id, std::string_view raw);
+    void give_client(std::uint64_t id, std::string_view raw, std::string_view engine_raw = {}, int engine_error = 0);
+    void give_engine(std::uint64_t id, std::string_view raw, bool is_spent = false);
     Round end();
 
     PlainLane& lane_;
     const std::string id_prefix_;
+    const std::string stream_kind_;
     const std::size_t most_body_bytes_;
     const int epoll_;
+    const int streams_epoll_;  // engines whose answers are streams; in epoll_ itself, but while the timer runs
+    const int timer_;
     std::uint64_t last_id_ = 0;
     std::uint64_t n_asked_ = 0;
     std::unordered_map<std::uint64_t, std::unique_ptr<Client>> clients_;

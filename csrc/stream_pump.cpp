@@ -11,10 +11,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 
-#include "plain_http.hpp"
 #include "system_call.hpp"
 
 namespace laya {
@@ -28,26 +26,15 @@ constexpr std::uint64_t STOP = 0;  // no stream's id
 // waits.
 constexpr std::chrono::microseconds ROUND_TIME{100};
 
-double seconds(std::chrono::steady_clock::time_point at) {
-    return std::chrono::duration<double>(at.time_since_epoch()).count();
-}
-
 void ring(int fd) noexcept {
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t n = write(fd, &one, sizeof one);  // it fails only where it is rung already
 }
 
-// A number of bytes as a chunk's size line, then the bytes.
-void append_chunk(std::string& out, std::string_view data) {
-    char size[20];
-    const auto written = std::to_chars(size, size + sizeof size, data.size(), 16);
-    out.append(size, written.ptr).append("\r\n").append(data).append("\r\n");
-}
-
 }  // namespace
 
 struct StreamPump::Stream {
-    explicit Stream(Start start) : start(std::move(start)) { seen.has_started = this->start.has_started; }
+    explicit Stream(StreamFlow::Start start) : flow(std::move(start)) {}
     ~Stream() {
         for (const int fd : {engine, client}) {
             if (fd >= 0) {
@@ -57,16 +44,17 @@ struct StreamPump::Stream {
     }
 
     std::mutex mutex;  // of what follows
-    Start start;
+    StreamFlow flow;
     int engine = -1;  // duplicates
     int client = -1;
     bool is_over = false;
-    bool is_head_sent = false;
-    bool has_head = false;    // the engine's
-    std::string engine_head;  // for the full way's parser
-    std::string held;         // the beginning of a chunk
-    StreamSeen seen;
-    std::atomic<double> first_token_s{0};
+};
+
+// What came of one read.
+struct StreamPump::Step {
+    Cut cut = Cut::MORE;
+    int error = 0;
+    std::string unsent;  // for a client that reads slowly, or is gone
 };
 
 StreamPump::StreamPump()
@@ -90,11 +78,10 @@ StreamPump::~StreamPump() {
     }
 }
 
-std::uint64_t StreamPump::add(Start start) {
+std::uint64_t StreamPump::add(int engine, int client, StreamFlow::Start start) {
     const auto stream = std::make_shared<Stream>(std::move(start));
-    stream->engine = fcntl(stream->start.engine, F_DUPFD_CLOEXEC, 0);
-    stream->client = fcntl(stream->start.client, F_DUPFD_CLOEXEC, 0);
-    stream->has_head = !stream->start.from_head;
+    stream->engine = fcntl(engine, F_DUPFD_CLOEXEC, 0);
+    stream->client = fcntl(client, F_DUPFD_CLOEXEC, 0);
     if (stream->engine < 0 || stream->client < 0) {
         return 0;
     }
@@ -126,18 +113,22 @@ std::shared_ptr<StreamPump::Stream> StreamPump::find(std::uint64_t id) const {
 
 double StreamPump::first_token_s(std::uint64_t id) const {
     const auto stream = find(id);
-    return stream == nullptr ? 0 : stream->first_token_s.load(std::memory_order_relaxed);
+    if (stream == nullptr) {
+        return 0;
+    }
+    const std::lock_guard lock(stream->mutex);
+    return stream->flow.first_token_s();
 }
 
-bool StreamPump::remove(std::uint64_t id, Back& back) {
+bool StreamPump::remove(std::uint64_t id, StreamBack& back) {
     if (const auto stream = find(id)) {
         const std::lock_guard lock(stream->mutex);
         if (!stream->is_over) {
-            leave(id, *stream, back);
+            leave(id, *stream, {});
         }
     }
     const std::lock_guard lock(mutex_);
-    const auto found = std::find_if(left_.begin(), left_.end(), [&](const Back& each) { return each.id == id; });
+    const auto found = std::find_if(left_.begin(), left_.end(), [&](const StreamBack& each) { return each.id == id; });
     if (found == left_.end()) {
         return false;
     }
@@ -152,29 +143,27 @@ void StreamPump::await_step(std::uint64_t id) const {
     }
 }
 
-std::vector<StreamPump::Back> StreamPump::leavers() {
+std::vector<StreamBack> StreamPump::leavers() {
     std::uint64_t n_rung = 0;
     [[maybe_unused]] const ssize_t n = read(left_fd_, &n_rung, sizeof n_rung);
-    std::vector<Back> left;
+    std::vector<StreamBack> left;
     const std::lock_guard lock(mutex_);
     left.swap(left_);
     return left;
 }
 
 // The stream's mutex is held: whoever has it next finds the stream over, and where it went.
-void StreamPump::leave(std::uint64_t id, Stream& stream, Back& back) {
+void StreamPump::leave(std::uint64_t id, Stream& stream, const Step& last) {
     stream.is_over = true;
     epoll_ctl(epoll_, EPOLL_CTL_DEL, stream.engine, nullptr);
     close(stream.engine);
     close(stream.client);
     stream.engine = stream.client = -1;
+    StreamBack back = stream.flow.back();
     back.id = id;
-    back.seen = stream.seen;
-    back.is_head_sent = stream.is_head_sent;
-    back.first_token_s = stream.first_token_s.load(std::memory_order_relaxed);
-    back.is_clean = stream.held.empty();
-    back.raw = std::move(stream.engine_head);
-    back.raw.append(stream.held);
+    back.is_ended = last.cut == Cut::END;
+    back.error = last.error;
+    back.unsent = last.unsent;
     const std::lock_guard lock(mutex_);
     streams_.erase(id);
     left_.push_back(std::move(back));
@@ -187,79 +176,37 @@ bool StreamPump::relay(std::uint64_t id) {
         return true;
     }
     const std::lock_guard lock(stream->mutex);
-    const bool had_head = stream->has_head;
-    Back back;
-    if (!stream->is_over && !step(*stream, back)) {
-        leave(id, *stream, back);
-        ring(left_fd_);
-        return false;
+    const bool had_head = stream->flow.has_engine_head();
+    if (stream->is_over) {
+        return had_head;
     }
-    return had_head;
+    const Step last = step(*stream);
+    if (last.cut == Cut::MORE && last.error == 0 && last.unsent.empty()) {
+        return had_head;
+    }
+    leave(id, *stream, last);
+    ring(left_fd_);
+    return false;
 }
 
-// One read and at most one write. False where the stream is to leave.
-bool StreamPump::step(Stream& stream, Back& back) {
+// One read and at most one write.
+StreamPump::Step StreamPump::step(Stream& stream) {
     const ssize_t n_read = recv(stream.engine, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+    if (n_read < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return {};
+    }
     if (n_read <= 0) {
-        back.error = n_read < 0 ? errno : 0;
-        return n_read < 0 && (errno == EAGAIN || errno == EINTR);
+        return {Cut::LEFT, n_read < 0 ? errno : 0, {}};
     }
-    std::string_view raw(buffer_.data(), static_cast<std::size_t>(n_read));
-    const bool was_held = !stream.held.empty();
-    if (was_held) {
-        stream.held.append(raw);
-        raw = stream.held;
-    }
-    std::size_t n_head = 0;
-    if (!stream.has_head) {
-        n_head = read_stream_head(raw);
-        if (n_head == 0) {
-            stream.held.assign(raw);
-            return false;
-        }
-        stream.has_head = true;
-        stream.engine_head.assign(raw.substr(0, n_head));
-    }
-    events_.clear();
-    Cut cut = Cut::MORE;
-    const std::size_t n_cut =
-        n_head + cut_chunks(raw.substr(n_head), stream.start.takes_end, stream.seen, events_, cut);
-    if (was_held) {
-        stream.held.erase(0, n_cut);
-    } else {
-        stream.held.assign(raw.substr(n_cut));
-    }
-    return pass_on(stream, cut, back);
-}
-
-// Write what was read; false where the stream is to leave.
-bool StreamPump::pass_on(Stream& stream, Cut cut, Back& back) {
     framed_.clear();
-    back.is_ended = cut == Cut::END;
-    if (back.is_ended) {
-        events_.append("data: [DONE]\n\n");
-    }
-    if (!events_.empty()) {
-        if (!stream.is_head_sent) {
-            framed_.append(stream.start.client_head);
-        }
-        append_chunk(framed_, events_);
-        if (back.is_ended) {
-            framed_.append("0\r\n\r\n");
-        }
-        if (!stream.start.has_started && stream.first_token_s.load(std::memory_order_relaxed) == 0) {
-            stream.first_token_s.store(seconds(Clock::now()), std::memory_order_relaxed);
-        }
+    Step step;
+    step.cut = stream.flow.take({buffer_.data(), static_cast<std::size_t>(n_read)}, framed_);
+    if (!framed_.empty()) {
         const ssize_t n_sent = send(stream.client, framed_.data(), framed_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-        stream.is_head_sent = true;
         n_pieces_.fetch_add(1, std::memory_order_relaxed);
-        const auto sent = static_cast<std::size_t>(std::max<ssize_t>(n_sent, 0));
-        if (sent < framed_.size()) {  // the client reads slowly, or is gone
-            back.unsent = framed_.substr(sent);
-            return false;
-        }
+        step.unsent = framed_.substr(static_cast<std::size_t>(std::max<ssize_t>(n_sent, 0)));
     }
-    return cut == Cut::MORE;
+    return step;
 }
 
 void StreamPump::run() {

@@ -14,34 +14,12 @@
 #include <unordered_map>
 #include <vector>
 
-#include "stream_events.hpp"
+#include "stream_flow.hpp"
 
 namespace laya {
 
 class StreamPump {
   public:
-    // How a stream begins here.
-    struct Start {
-        int engine = -1;
-        int client = -1;
-        bool from_head = false;   // the engine has sent nothing yet; otherwise its next byte is at a chunk boundary
-        bool takes_end = false;   // usage and the end are kept from the client and ended here
-        bool has_started = false; // its first token is with the client
-        std::string client_head;  // written before the first event
-    };
-    // How it leaves.
-    struct Back {
-        std::uint64_t id = 0;
-        bool is_ended = false;      // the client has all of it but `unsent`
-        bool is_clean = false;      // and the engine sent nothing behind it
-        bool is_head_sent = false;  // the client's head, or all of it but `unsent`
-        int error = 0;              // errno of the engine's socket
-        double first_token_s = 0;   // of the monotonic clock, 0 where it was not here
-        StreamSeen seen;
-        std::string raw;     // from the engine, with its head where that was read here, from a chunk boundary on
-        std::string unsent;  // for the client, ready to be written before anything else
-    };
-
     StreamPump();
     ~StreamPump();
     StreamPump(const StreamPump&) = delete;
@@ -51,16 +29,16 @@ class StreamPump {
     int fd() const noexcept { return left_fd_; }
 
     // Gives the id, 0 where the system refuses. Throws std::system_error where there can be no thread.
-    std::uint64_t add(Start start);
+    std::uint64_t add(int engine, int client, StreamFlow::Start start);
 
     // Have a stream back now; nothing more of it is read or written. False where it was not here.
-    bool remove(std::uint64_t id, Back& back);
+    bool remove(std::uint64_t id, StreamBack& back);
 
     // Return when what was read of a stream by now is passed on: if its end was, it has left.
     void await_step(std::uint64_t id) const;
 
     // Those that have left since the last call.
-    std::vector<Back> leavers();
+    std::vector<StreamBack> leavers();
 
     // When its first token went through, 0 before.
     double first_token_s(std::uint64_t id) const;
@@ -69,13 +47,13 @@ class StreamPump {
 
   private:
     struct Stream;
+    struct Step;
     using Clock = std::chrono::steady_clock;
 
     void run();
     bool relay(std::uint64_t id);
-    void leave(std::uint64_t id, Stream& stream, Back& back);
-    bool step(Stream& stream, Back& back);
-    bool pass_on(Stream& stream, Cut cut, Back& back);
+    void leave(std::uint64_t id, Stream& stream, const Step& last);
+    Step step(Stream& stream);
     std::shared_ptr<Stream> find(std::uint64_t id) const;
 
     const int epoll_;
@@ -86,12 +64,11 @@ class StreamPump {
     mutable std::mutex mutex_;  // of what follows; taken inside a stream's own, never around it
     std::uint64_t last_id_ = 0;
     std::unordered_map<std::uint64_t, std::shared_ptr<Stream>> streams_;
-    std::vector<Back> left_;
+    std::vector<StreamBack> left_;
     std::thread thread_;
 
     // of the thread alone
     std::vector<char> buffer_;
-    std::string events_;
     std::string framed_;
 };
 

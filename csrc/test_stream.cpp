@@ -126,8 +126,8 @@ struct Line {
             close(fd);
         }
     }
-    laya::StreamPump::Start start(bool from_head) const {
-        return {engine_in, client_out, from_head, true, !from_head, from_head ? CLIENT_HEAD : ""};
+    std::uint64_t add_to(laya::StreamPump& pump, bool from_head) const {
+        return pump.add(engine_in, client_out, {from_head, true, !from_head, from_head ? CLIENT_HEAD : ""});
     }
     void say(const std::string& data) const {
         require(write(engine_out, data.data(), data.size()) == static_cast<ssize_t>(data.size()), "the engine writes");
@@ -145,7 +145,7 @@ struct Line {
     int engine_in, engine_out, client_out, client_in;
 };
 
-laya::StreamPump::Back next_leaver(laya::StreamPump& pump) {
+laya::StreamBack next_leaver(laya::StreamPump& pump) {
     while (true) {
         pollfd ready{pump.fd(), POLLIN, 0};
         require(poll(&ready, 1, 20000) == 1, "a stream leaves");
@@ -160,7 +160,7 @@ laya::StreamPump::Back next_leaver(laya::StreamPump& pump) {
 void test_pump_relays_a_whole_stream() {
     const Line line;
     laya::StreamPump pump;
-    const std::uint64_t id = pump.add(line.start(true));
+    const std::uint64_t id = line.add_to(pump, true);
     require(id != 0 && pump.first_token_s(id) == 0, "a stream is taken");
     const std::string first = CLIENT_HEAD + chunk_of(EVENT);
     line.say(HEAD);
@@ -177,35 +177,35 @@ void test_pump_relays_a_whole_stream() {
     const auto back = next_leaver(pump);
     require(back.id == id && back.is_ended && back.is_clean && back.is_head_sent && back.unsent.empty(), "and leaves");
     require(back.seen.completion_tokens == 64 && back.first_token_s > 0, "with its figures");
-    laya::StreamPump::Back none;
+    laya::StreamBack none;
     require(!pump.remove(id, none), "and is forgotten");
 }
 
 void test_pump_gives_back_what_is_not_plain() {
     const Line line;
     laya::StreamPump pump;
-    laya::StreamPump::Back back;
-    pump.add(line.start(true));
+    laya::StreamBack back;
+    line.add_to(pump, true);
     line.say("HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n");
     back = next_leaver(pump);
     require(!back.is_ended && !back.is_head_sent && back.raw.substr(9, 3) == "503", "another head comes back");
-    pump.add(line.start(true));
+    line.add_to(pump, true);
     line.say(HEAD.substr(0, 20));
     require(next_leaver(pump).raw == HEAD.substr(0, 20), "and half a head");
-    pump.add(line.start(true));
+    line.add_to(pump, true);
     line.say(HEAD + chunk_of(progress(1)));
     back = next_leaver(pump);
     require(back.raw == HEAD + chunk_of(progress(1)) && !back.seen.has_started, "with what is behind it");
-    pump.add(line.start(false));
+    line.add_to(pump, false);
     line.say(chunk_of(EVENT) + chunk_of("data: {\"error\":{}}\n\n"));
     back = next_leaver(pump);
     require(back.raw == chunk_of("data: {\"error\":{}}\n\n"), "an error comes back");
     require(line.hear(chunk_of(EVENT).size()) == chunk_of(EVENT), "behind what went before it");
-    const std::uint64_t id = pump.add(line.start(false));
+    const std::uint64_t id = line.add_to(pump, false);
     line.say(chunk_of(EVENT) + chunk_of(EVENT).substr(0, 9));
     line.hear(chunk_of(EVENT).size());
     require(pump.remove(id, back) && back.raw == chunk_of(EVENT).substr(0, 9), "half a chunk is held until asked for");
-    pump.add(line.start(false));
+    line.add_to(pump, false);
     line.say(chunk_of(DONE) + LAST_CHUNK + "more");
     back = next_leaver(pump);
     require(back.is_ended && !back.is_clean, "what follows the end is told");
@@ -215,10 +215,10 @@ void test_pump_gives_back_what_a_client_does_not_take() {
     const Line line;
     laya::StreamPump pump;
     close(line.client_in);
-    pump.add(line.start(false));
+    line.add_to(pump, false);
     line.say(chunk_of(EVENT));
     require(next_leaver(pump).unsent == chunk_of(EVENT), "a client that left takes nothing");
-    pump.add(line.start(false));
+    line.add_to(pump, false);
     close(line.engine_out);
     require(!next_leaver(pump).is_ended, "an engine that left has not ended its answer");
     const_cast<Line&>(line).client_in = const_cast<Line&>(line).engine_out = -1;
@@ -239,7 +239,7 @@ void test_streams_leave_once_whoever_asks() {
     std::mt19937 dice(3);
     for (int round = 0; round < N_STREAMS; ++round) {
         const Line line;
-        const std::uint64_t id = pump.add(line.start(round % 2 != 0));
+        const std::uint64_t id = line.add_to(pump, round % 2 != 0);
         line.say((round % 2 != 0 ? HEAD : "") + chunk_of(EVENT));
         if (dice() % 2 != 0) {
             line.say(chunk_of(DONE) + LAST_CHUNK);
@@ -247,7 +247,7 @@ void test_streams_leave_once_whoever_asks() {
         for (std::uint32_t spins = dice() % 2000; spins > 0; --spins) {
             pump.first_token_s(id);
         }
-        laya::StreamPump::Back back;
+        laya::StreamBack back;
         n_left += pump.remove(id, back);
     }
     for (int waits = 0; n_left.load() < N_STREAMS && waits < 20000; ++waits) {

@@ -61,6 +61,13 @@ class ModelStats:
         key = (kind, outcome)
         self.outcomes[key] = self.outcomes.get(key, 0) + 1
 
+    def count_tokens(self, n_prompt: int, n_generated: int, answering_s: float) -> None:
+        """Of a request that was served. answering_s: from the first token to the last, 0 where that is not known."""
+        self.tokens_in += n_prompt
+        self.tokens_out += n_generated
+        if n_generated > 1 and answering_s > 0:
+            self.inter_token.observe(answering_s / (n_generated - 1))
+
 
 class GatewayStats:
     """Everything the gateway counts. `arrivals` = in flight + the four outcomes, at any moment."""

@@ -51,6 +51,7 @@ ROWS = (
     Row("whole, assembled from 16 chunks", (1, 8), assembled=True, chunks=16, share=0.5),
     Row("stream of 64 chunks", (1, 8), stream=True, share=0.4),
     Row("stream of 64 chunks, 16 a write", (8,), stream=True, chunks_a_write=16, share=0.5),
+    Row("stream of 64 chunks, in one write", (8,), stream=True, chunks_a_write=64, share=0.5),
 )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Outcome = Literal["served", "refused", "failed", "cancelled"]
 
 _JSON_HEAD = b"content-type: application/json\r\n"
-_SSE_HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+SSE_HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 
 
 class Answering:
@@ -86,7 +86,7 @@ class Answering:
 
     def stream_head(self) -> bytes:
         """The head of a stream, for who sends it in this exchange's place."""
-        head = b"".join((*self._head(200, _SSE_HEAD), self._framing()))
+        head = b"".join((*self._head(200, SSE_HEAD), self._framing()))
         self.head_sent = False
         return head
 
@@ -100,7 +100,7 @@ class Answering:
         """A piece of the answer as it goes on the wire, behind the head where that is still to come."""
         parts, self._unsent = self._unsent, []
         if not self.head_sent:
-            parts = self._head(200, _SSE_HEAD)
+            parts = self._head(200, SSE_HEAD)
             parts.append(self._framing())
         if not self.chunked:
             parts.append(data)

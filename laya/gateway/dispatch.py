@@ -279,11 +279,8 @@ class Dispatcher:
         if exchange.first_token_s:
             model.ttft.observe(exchange.first_token_s - exchange.arrived_s)
         if outcome == "served":
-            model.tokens_in += exchange.prompt_tokens or 0
-            model.tokens_out += exchange.n_tokens_out
-            if exchange.n_tokens_out > 1 and exchange.first_token_s:
-                per_token_s = (time.monotonic() - exchange.first_token_s) / (exchange.n_tokens_out - 1)
-                model.inter_token.observe(per_token_s)
+            answering_s = time.monotonic() - exchange.first_token_s if exchange.first_token_s else 0.0
+            model.count_tokens(exchange.prompt_tokens or 0, exchange.n_tokens_out, answering_s)
         if exchange.engine_lost:
             self.sending.pump_soon(endpoint)
         elif endpoint.queue:

@@ -60,7 +60,7 @@ def go_straight(
     exchange.taken = data
     dispatcher = exchange.dispatcher
     dispatcher.arrive(exchange, authorization, [(b"host", host)] if host is not None else [])
-    dispatcher.express.note(exchange, authorization, host, is_whole=wants_usage is None)
+    dispatcher.express.note(exchange, authorization, host, is_plain=not wants_usage)
     if exchange.early_error is None:
         dispatcher.dispatch_taken(exchange, index, request, routed_tokens, promised_tokens, route_s, wants_usage)
     else:

@@ -1,5 +1,5 @@
 """Owns: which clients' plain requests go the express lane: from socket to socket in the native core, on this loop's
-thread, without an exchange.
+thread, without an exchange. Answers are whole, or streams that are over within a moment.
 
 A client whose last request was plain is lent to the core with its socket, and so is a connection to the engine. A
 request there holds its reservation as any other does. It becomes an exchange, and its client and its connection come
@@ -13,13 +13,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from laya.gateway.answering import SSE_HEAD
 from laya.gateway.exchange import Exchange
 from laya.gateway.heads import own_id_prefix
 from laya.gateway.plain import ExpressLane
-from laya.gateway.relay import RawAnswer
+from laya.gateway.relay import StreamRelay, relay_taken
 from laya.types import EndpointKind
 
 if TYPE_CHECKING:
+    from laya._core import StreamBack
     from laya.gateway.account import Key
     from laya.gateway.dispatch import Dispatcher
     from laya.gateway.endpoint import Endpoint
@@ -58,10 +60,10 @@ class Express:
         return len(self._clients)
 
     # clients
-    def note(self, exchange: Exchange, authorization: bytes | None, host: bytes | None, *, is_whole: bool) -> None:
+    def note(self, exchange: Exchange, authorization: bytes | None, host: bytes | None, *, is_plain: bool) -> None:
         """The plain lane took this request of a client: whether its next one may go here."""
         key, client = exchange.key, exchange.protocol
-        is_plain = is_whole and exchange.early_error is None and exchange.account is None and not exchange.extra_headers
+        is_plain &= exchange.early_error is None and exchange.account is None and not exchange.extra_headers
         is_lasting = key is None or key.grant.expires_s is None
         client.known_as = KnownAs(authorization, host, key, self._n_changes) if is_plain and is_lasting else None
 
@@ -74,7 +76,7 @@ class Express:
             return False
         native = self._native
         if native is None:
-            native = self._native = ExpressLane(client.lane, own_id_prefix(), client.limits.plain_body_bytes)
+            native = self._native = ExpressLane(client.lane, own_id_prefix(), SSE_HEAD, client.limits.plain_body_bytes)
             asyncio.get_running_loop().add_reader(native.fileno(), self._turn)
         fd = transport.get_extra_info("socket").fileno()
         number = native.add_client(fd, known_as.authorization, known_as.host)
@@ -132,8 +134,9 @@ class Express:
         connection = pool.take() if pool is not None else None
         if connection is None or pool is None or self._native is None:
             return False
-        n_answers = pool.address.answers_kept - connection.n_uses
-        number = self._native.add_engine(connection.fileno(), endpoint.index, n_answers, endpoint.origin)
+        address = pool.address
+        n_answers, fd = address.answers_kept - connection.n_uses, connection.fileno()
+        number = self._native.add_engine(fd, endpoint.index, n_answers, address.keeps_streams, endpoint.origin)
         if not number:
             pool.give_back(connection, keep=True)
             return False
@@ -148,35 +151,38 @@ class Express:
         served, clients, engines = seen
         touched = self._settle(served) if served else ()
         asking = [self._make_exchange(number, asked) for number, _, _, asked in clients if asked is not None]
-        for number, n_uses, raw in engines:
-            self._give_back(self._engines.pop(number), n_uses, raw)
+        for number, n_uses, is_spent, raw in engines:
+            self._give_back(self._engines.pop(number), n_uses, raw, is_spent=is_spent)
         for number, raw, unsent, _ in clients:
             client, _ = self._clients.pop(number)
             client.lent = 0
             if unsent and not client.transport.is_closing():
                 client.transport.write(unsent)
             client.come_back(raw)
-        for connection, raw in asking:
-            connection.come_back(raw, 0)
+        for connection, answer in asking:
+            connection.come_back(answer.raw, answer.error)
         for endpoint in touched:
             self._after(endpoint)
 
-    def _settle(self, served: list[tuple[int, bytes, int, int, float, float, float, float]]) -> set[Endpoint]:
+    def _settle(self, served: list[Any]) -> set[Endpoint]:
         """Release and count, as `Dispatcher.settle` does."""
         stats, touched = self._stats, set()
         stats.in_flight -= len(served)
         stats.outcomes["served"] += len(served)
-        for number, request_id, index, tokens, route_s, arrived_s, sent_s, answered_s in served:
+        for each in served:
+            number, request_id, index, tokens, route_s, arrived_s, sent_s, first_s, answered_s, n_in, n_out = each
             endpoint = self._endpoints[index]
             self._count_start(endpoint, route_s, sent_s - arrived_s)
-            endpoint.stats.ttft.observe(answered_s - arrived_s)
+            endpoint.stats.ttft.observe(first_s - arrived_s)
+            endpoint.stats.count_tokens(n_in, n_out, answered_s - first_s)
             endpoint.stats.count(_KIND, "served")
             endpoint.end_express(tokens, sent_s, answered_s)
             touched.add(endpoint)
             client, known_as = self._clients[number]
             exchange = Exchange(client, self._dispatcher, EndpointKind.CHAT, http_1_0=False, keep_alive=True)
             exchange.request_id, exchange.key, exchange.endpoint = request_id, known_as.key, endpoint
-            exchange.arrived_s, exchange.sent_s, exchange.first_token_s = arrived_s, sent_s, answered_s
+            exchange.arrived_s, exchange.sent_s, exchange.first_token_s = arrived_s, sent_s, first_s
+            exchange.prompt_tokens, exchange.n_tokens_out = n_in or None, n_out
             exchange.outcome, exchange.response_complete = "served", True
             self._dispatcher.settled(exchange)
         return touched
@@ -197,9 +203,10 @@ class Express:
         elif endpoint.is_replica:
             self._fleet.together.spread(endpoint)
 
-    def _make_exchange(self, number: int, asked: Any) -> tuple[UpstreamConnection, bytes]:
-        """Gives the connection that its answer comes on, and what was read of that."""
-        data, request_id, index, routed, promised, route_s, arrived_s, sent_s, engine, n_uses, raw, unsent = asked
+    def _make_exchange(self, number: int, asked: Any) -> tuple[UpstreamConnection, StreamBack]:
+        """Gives the connection that its answer comes on, and what is here of that."""
+        data, request_id, index, routed, promised, route_s, arrived_s, sent_s, *with_engine = asked
+        engine, n_uses, unsent, is_stream, answer = with_engine
         client, known_as = self._clients[number]
         endpoint, connection = self._endpoints[index], self._engines.pop(engine)
         exchange = Exchange(client, self._dispatcher, EndpointKind.CHAT, http_1_0=False, keep_alive=True)
@@ -212,12 +219,19 @@ class Express:
         endpoint.make_live(exchange, promised)
         self._count_start(endpoint, route_s, sent_s - arrived_s)
         client.take_turn(exchange)
-        connection.adopt(RawAnswer(exchange), n_uses, unsent)
-        return connection, raw
+        relay = relay_taken(exchange, False if is_stream else None)
+        if isinstance(relay, StreamRelay):
+            exchange.head_sent = answer.is_head_sent
+            relay.has_flowed(answer)
+        connection.adopt(relay, n_uses, unsent)
+        return connection, answer
 
-    def _give_back(self, connection: UpstreamConnection, n_uses: int, raw: bytes) -> None:
+    def _give_back(self, connection: UpstreamConnection, n_uses: int, raw: bytes, *, is_spent: bool) -> None:
         """To its pool, for any request; what an engine says without being asked ends the connection."""
         connection.n_uses += n_uses
+        if is_spent:
+            connection.has_flowed(keep=False)
+            return
         connection.come_back(raw, 0)
         connection.keep_idle()
         connection.idle_since_s -= IDLE_S  # it may have been idle for so long
