@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from laya.config.api_key import ApiKey
-from laya.config.values import Bytes, Seconds
+from laya.config.values import Bytes, Duration, Seconds
 from laya.types import MIB
 
 
@@ -27,6 +27,10 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     header_timeout_s: Annotated[Seconds, Meta(description="Seconds a client may take to send a request's head.")] = 10
     body_timeout_s: Annotated[Seconds, Meta(description="Seconds a client may take to send a request's body.")] = 30
     keep_alive_s: Annotated[Seconds, Meta(description="Seconds an idle connection is kept open.")] = 60
+    max_keep_alive: Annotated[
+        Duration | None,
+        Meta(description="Longest `keep_alive` that a request of a user's key may ask for; -1 or null = any."),
+    ] = 3600.0
     waiting_note_s: Annotated[
         Annotated[float, Meta(ge=0)],
         Meta(description="Seconds a stream waits in silence; then comments come, and errors as events. 0 = silent."),

@@ -13,8 +13,10 @@ import msgspec
 
 from laya.errors import InvalidRequest, NotSupported
 from laya.gateway.body_errors import check_elements, explained, not_json
+from laya.gateway.decision import DecisionHead, check_decision
 from laya.gateway.engine_fields import EngineFields, check_engine_fields
 from laya.gateway.grammar import ToolHead, check_gbnf, check_schema, check_tools
+from laya.gateway.keep_alive import seconds_of
 from laya.gateway.tool_choice import ForcedCalls, allowed_alone, forced_calls, read_choice
 from laya.routing import MOST_PREFIX_BYTES, prefix_blocks
 from laya.types import EndpointKind
@@ -58,6 +60,7 @@ class RequestHead(EngineFields):
     user: str | None = None
     prompt_cache_key: str | None = None
     response_format: dict[str, Raw] | None = None
+    keep_alive: float | str | None = None
 
 
 class ChatHead(RequestHead):
@@ -86,6 +89,7 @@ class EmbeddingHead(msgspec.Struct):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: TokenCount | None = None
     user: str | None = None
+    keep_alive: float | str | None = None
 
 
 class RerankHead(msgspec.Struct):
@@ -94,15 +98,17 @@ class RerankHead(msgspec.Struct):
     model: str | None = None
     top_n: TokenCount | None = None
     user: str | None = None
+    keep_alive: float | str | None = None
 
 
-Head: TypeAlias = ChatHead | CompletionHead | EmbeddingHead | RerankHead
+Head: TypeAlias = ChatHead | CompletionHead | EmbeddingHead | RerankHead | DecisionHead
 
 _DECODERS: dict[EndpointKind, msgspec.json.Decoder[Any]] = {
     EndpointKind.CHAT: msgspec.json.Decoder(ChatHead),
     EndpointKind.COMPLETION: msgspec.json.Decoder(CompletionHead),
     EndpointKind.EMBEDDING: msgspec.json.Decoder(EmbeddingHead),
     EndpointKind.RERANK: msgspec.json.Decoder(RerankHead),
+    EndpointKind.DECISION: msgspec.json.Decoder(DecisionHead),
 }
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 _ENCODER = msgspec.json.Encoder()
@@ -111,6 +117,7 @@ _REQUIRED = {
     EndpointKind.COMPLETION: "prompt",
     EndpointKind.EMBEDDING: "input",
     EndpointKind.RERANK: "documents",
+    EndpointKind.DECISION: "questions",
 }
 TEXTS_LIMIT = 2048  # prompts, inputs or documents of one request, as at OpenAI
 _LARGE = {
@@ -118,6 +125,7 @@ _LARGE = {
     EndpointKind.COMPLETION: ("prompt", "logit_bias", "stop"),
     EndpointKind.EMBEDDING: ("input",),
     EndpointKind.RERANK: ("query", "documents"),
+    EndpointKind.DECISION: ("state", "questions"),
 }
 
 
@@ -130,6 +138,7 @@ class ParsedBody:
     wants_stream = False
     wants_usage_event = False
     max_tokens: int | None = None
+    keep_alive_s: float | None = None  # for its model, where it asks for that
     n_choices = 1  # of each prompt
     n_seqs = 1
     has_tools = False  # that may be called
@@ -142,6 +151,8 @@ class ParsedBody:
         self.head = head
         self.model = head.model
         self.prompt_bound_tokens = len(data)
+        if head.keep_alive is not None:
+            self.keep_alive_s = seconds_of(head.keep_alive)
         self.session = head.user  # the conversation this belongs to, as far as the body says
         if isinstance(head, RequestHead):
             self._read_generating(head)
@@ -232,6 +243,8 @@ def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
             raise InvalidRequest(f"'{required}' has {n_texts} texts; one request takes {TEXTS_LIMIT}.", param=required)
     if isinstance(head, CompletionHead):
         _check_completion(head)
+    elif isinstance(head, DecisionHead):
+        check_decision(head)
     parsed = ParsedBody(kind, data, head)
     if isinstance(head, RequestHead):
         check_engine_fields(head)

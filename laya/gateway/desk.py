@@ -203,7 +203,7 @@ def _doing(group: tuple[Endpoint, ...], now_s: float) -> dict[str, Any]:
         "queued": len(waiting),
         "running": len(live),
         "pinned": settings is not None and settings.pinned,
-        "ttl_s": settings.ttl_s if settings is not None else None,
+        "ttl_s": group[0].ttl_s if group else None,
         "idle_s": None if live or waiting or not used_s else round(now_s - max(used_s), 1),
     }
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from laya.errors import EngineFailed, InvalidRequest, LayaError
 from laya.gateway.body import ParsedBody
 from laya.gateway.express import Express
+from laya.gateway.keep_alive import keep
 from laya.gateway.length import must_count, refuse_hopeless, settle_length
 from laya.gateway.outbox import Outbox
 from laya.gateway.plain import parse
@@ -100,6 +101,9 @@ class Dispatcher:
             if endpoint.use is not None:
                 endpoint.use.begin(exchange)
                 endpoint.use.charge(exchange, endpoint)
+            if parsed.keep_alive_s is not None:
+                most_s = self.fleet.config.server.max_keep_alive
+                keep(self.fleet.replicas(endpoint), parsed.keep_alive_s, exchange.key, most_s)
             self.admit(exchange, endpoint)  # 3 admit
         except LayaError as error:
             exchange.fail(error)

@@ -81,6 +81,7 @@ class Endpoint:
         self.mean_service_s = 1.0
         self.mean_load_s = 5.0
         self.last_used_s = time.monotonic()
+        self.keep_alive_s: float | None = None  # instead of its ttl, until its engine goes; inf: while there is room
         self.held_back: str | None = None  # why nothing is let in for now
         self._holds: dict[str, str] = {}  # the same, by who holds it back
         self.opened_s = 0.0  # its engine became ready
@@ -96,6 +97,13 @@ class Endpoint:
     @property
     def is_busy(self) -> bool:
         return bool(self.is_running or self.queue or self.n_counting)
+
+    @property
+    def ttl_s(self) -> float | None:
+        """How long it stays loaded without a request; None: for as long as there is room."""
+        if self.keep_alive_s is None:
+            return self.settings.ttl_s
+        return None if self.keep_alive_s == float("inf") else self.keep_alive_s
 
     @property
     def is_running(self) -> bool:
@@ -148,6 +156,8 @@ class Endpoint:
         Where plain bodies pass as they are and may not any more, they go the full way until then.
         """
         was, self.settings = self.settings, settings
+        if was.ttl_s != settings.ttl_s:
+            self.keep_alive_s = None
         self.kinds, self.is_replica = KINDS_OF[settings.task], settings.replicas > 1
         for_bodies = (was.defaults, was.overflow, was.enable_streaming)
         if for_bodies != (settings.defaults, settings.overflow, settings.enable_streaming):

@@ -29,7 +29,7 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
         return parsed.data  # nothing is to be set in it
     head = parsed.head
     if not parsed.generates:
-        return parsed.edited({"model": endpoint.model_id})
+        return parsed.edited({"model": endpoint.model_id}, drop=("keep_alive",))
     changes: dict[str, Any] = {"model": endpoint.model_id}
     for name, value in endpoint.settings.defaults.items():
         if name not in parsed.fields:
@@ -37,6 +37,8 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
     if isinstance(head, RequestHead):
         changes |= look_back(head, changes, planned.max_seq_len)
     drop: tuple[str, ...] = ("max_completion_tokens", "n_predict")
+    if not parsed.is_plain:
+        drop += ("keep_alive",)
     if parsed.forced is not None:
         changes = {name: value for name, value in changes.items() if name not in NOT_BESIDE_CALLS}
         changes |= fields_of(parsed.forced)

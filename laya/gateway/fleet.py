@@ -23,7 +23,7 @@ from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
 from laya.gateway.health import Health
 from laya.gateway.idling import unload_idle
-from laya.gateway.launch import check_servable, engine_settings, pooling_of
+from laya.gateway.launch import check_servable, check_task, engine_settings, pooling_of
 from laya.gateway.loading import Loading
 from laya.gateway.outgrown import Outgrown
 from laya.gateway.relief import Relief
@@ -187,6 +187,7 @@ class Fleet(Shown):
         self._outgrown.check(name)
         file = self.files[endpoint.model_id]
         check_servable(file)
+        check_task(endpoint.settings, file)
         pooling = pooling_of(endpoint.settings, file)
         anyway = self.config.memory.anyway or self._outgrown.is_insisted(name)
         self.started_with[name] = endpoint.settings, file
@@ -218,6 +219,8 @@ class Fleet(Shown):
             self.open(endpoint, address)
             return
         endpoint.has_failed = state == "failed"
+        if state in ("unloaded", "failed"):
+            endpoint.keep_alive_s = None
         self._close(endpoint)
         if state == "failed" and endpoint.queue:
             self.wake(endpoint)

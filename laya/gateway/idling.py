@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def unload_idle(fleet: Fleet, now_s: float) -> None:
     """Called a few times a second."""
     for group in fleet.groups():
-        ttl_s = group[0].settings.ttl_s
+        ttl_s = group[0].ttl_s
         if ttl_s is None or not any(each.pool for each in group) or any(each.is_busy for each in group):
             continue
         if now_s - max(each.last_used_s for each in group) > ttl_s:

@@ -116,6 +116,7 @@ class Create(Prompt, forbid_unknown_fields=True, kw_only=True):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     diagnostics: dict[str, Any] | None = None
+    keep_alive: float | str | None = None
 
     @property
     def shows_thinking(self) -> bool:
@@ -194,6 +195,7 @@ def _sampling(asked: Create) -> dict[str, Any]:
         "top_p": asked.top_p,
         "top_k": asked.top_k,
         "user": asked.metadata.user_id if asked.metadata else None,
+        "keep_alive": asked.keep_alive,
         "stream": True,
         "stream_options": {"include_usage": True},
         "timings_per_token": True if asked.stop_sequences else None,

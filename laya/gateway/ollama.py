@@ -13,15 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from laya.errors import InvalidRequest, ModelNotFound, NotSupported
+from laya.errors import Forbidden, InvalidRequest, ModelNotFound, NotSupported
 from laya.gateway.desk import reply
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.envelopes import ollama_body
 from laya.gateway.fields import read_fields
 from laya.gateway.fleet import Fleet
 from laya.gateway.inner import Inner, InnerExchange, Piece
+from laya.gateway.keep_alive import keep, seconds_of
 from laya.gateway.ollama_answer import Answer, Line, line_bytes, now_text, ns, waited_ns
-from laya.gateway.ollama_keep import KeepAlive
 from laya.gateway.ollama_models import Names, OllamaModels
 from laya.gateway.ollama_request import (
     Asked,
@@ -34,7 +34,6 @@ from laya.gateway.ollama_request import (
     completion_of,
     read_chat,
     read_generate,
-    seconds_of,
 )
 from laya.gateway.tokens import Tokenizers
 from laya.types import EndpointKind
@@ -59,7 +58,6 @@ class OllamaApi:
         self._tokenizers = tokenizers
         self._names = Names(fleet)
         self._models = OllamaModels(fleet, self._names)
-        self._keep = KeepAlive(fleet)
 
     def routes(self) -> list[Route]:
         verbs = [Route(path, self.elsewhere, methods=["POST", "DELETE", "HEAD"], name=path) for path in _VERBS]
@@ -132,6 +130,8 @@ class OllamaApi:
         """A request without a prompt: have the model ready, or with `keep_alive: 0` have it go."""
         await self._settle(exchange, asked)
         seconds = seconds_of(asked.keep_alive) if asked.keep_alive is not None else None
+        if seconds == 0 and exchange.key is not None and exchange.key.role != "admin":
+            raise Forbidden(f"'{asked.model}' is others' too: only an admin's key unloads it by 'keep_alive': 0.")
         if seconds != 0:
             exchange.endpoint = await self._tokenizers.endpoint_for(exchange, self._names.of(asked.model))
         said: Line = {"message": {"role": "assistant", "content": ""}} if isinstance(asked, Chat) else {"response": ""}
@@ -151,7 +151,7 @@ class OllamaApi:
         options = asked.options
         if options is not None and options.num_ctx is not None:
             await self._check_window(endpoint, options.num_ctx)
-        self._keep.keep(endpoint, keep_s)
+        keep(self._fleet.replicas(endpoint), keep_s, exchange.key, self._fleet.config.server.max_keep_alive)
         ignored = options.without_effect() if options is not None else []
         return {IGNORED: ", ".join(f"options.{name}" for name in ignored)} if ignored else {}
 

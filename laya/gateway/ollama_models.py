@@ -139,7 +139,7 @@ class OllamaModels:
     def _capabilities(self, endpoint: Endpoint, template: str) -> list[str]:
         settings = endpoint.settings
         if settings.task != "chat":
-            return ["embedding"] if settings.task == "embed" else ["rerank"]
+            return [{"embed": "embedding", "rerank": "rerank", "decide": "decision"}[settings.task]]
         found = ["completion"]
         found += ["tools"] if knows_tools(self._fleet, endpoint) else []
         found += ["thinking"] if "<think>" in template or "enable_thinking" in template else []
@@ -211,7 +211,7 @@ def _size_text(header: GgufHeader | None) -> str:
 
 
 def _expires(live: list[Endpoint]) -> str:
-    ttl_s = live[0].settings.ttl_s
+    ttl_s = live[0].ttl_s
     if ttl_s is None:
         return _NEVER.isoformat()
     idle_s = time.monotonic() - max(each.last_used_s for each in live)

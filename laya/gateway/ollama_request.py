@@ -6,7 +6,6 @@ taken and told to be without effect, since the plan decides that. Knows no engin
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict, defaultdict, deque
 from typing import Annotated, Any, Literal
 
@@ -16,9 +15,6 @@ from laya.errors import InvalidRequest
 from laya.gateway.assemble import encode
 from laya.gateway.fields import read_fields, shown, without_nulls
 
-FOREVER = float("inf")
-_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _AS_IT_IS = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop", "repeat_penalty", "repeat_last_n",
     "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta",
@@ -155,26 +151,6 @@ def read_chat(body: bytes) -> Chat:
 
 def read_generate(body: bytes) -> Generate:
     return read_fields(body, Generate, "/api/generate", instead=_INSTEAD, nothing=_NOTHING)
-
-
-def seconds_of(keep_alive: float | str) -> float:
-    """A `keep_alive` in seconds: a number, or Go's way to write durations ("5m", "1h30m"); below 0: forever."""
-    if isinstance(keep_alive, str):
-        text = keep_alive.strip()
-        sign = -1.0 if text.startswith("-") else 1.0
-        rest = text[1:] if text[:1] in ("+", "-") else text
-        if re.fullmatch(r"\d+(\.\d*)?", rest):
-            seconds = sign * float(rest)
-        elif rest and not _DURATION.sub("", rest):
-            seconds = sign * sum(float(number) * _UNIT_S[unit] for number, unit in _DURATION.findall(rest))
-        else:
-            raise InvalidRequest(
-                f"'keep_alive' is {shown(keep_alive)}: expected seconds or a duration such as 5m, 1h30m, 0 or -1.",
-                param="keep_alive",
-            )
-    else:
-        seconds = float(keep_alive)
-    return FOREVER if seconds < 0 else seconds
 
 
 def chat_of(asked: Chat) -> dict[str, Any]:

@@ -91,6 +91,8 @@ class ResponsesApi:
         place, turn = await self._place(exchange, asked, items), Turn(asked)
         exchange.may_trim = asked.truncation == "auto"
         chat = chat_of(asked, place.history, items, session=place.root_id or (turn.id if asked.is_kept else None))
+        if asked.keep_alive is not None:
+            chat["keep_alive"] = asked.keep_alive
         if asked.stream:
             return sse(self._events(turn, place, await exchange.ask_stream(chat)))
         turn.add_whole(await exchange.ask_whole(chat))

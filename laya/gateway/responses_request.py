@@ -91,6 +91,7 @@ class Create(msgspec.Struct, kw_only=True):
     prompt_cache_retention: Literal["in_memory"] | None = None
     service_tier: Literal["auto", "default"] | None = None
     background: Literal[False] | None = None
+    keep_alive: float | str | None = None
 
     @property
     def is_kept(self) -> bool:
