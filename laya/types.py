@@ -107,6 +107,12 @@ class PlannedSettings(msgspec.Struct, frozen=True, kw_only=True):
     experts_on_cpu: int = 0
     prompt_cache_bytes: int = 0  # of old prompts that the engine keeps in RAM, whole mebibytes
 
+    @property
+    def is_pool_short(self) -> bool:
+        """Whether the pool that sequences share can run out: then each has a ceiling, and promises are kept."""
+        holds_all = self.task != "chat" and self.kv_pool_tokens >= self.max_num_seqs * self.max_seq_len
+        return self.kv_unified and not holds_all
+
 
 class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The ledger of one device. `terms` sums to `total_bytes`."""

@@ -176,7 +176,7 @@ class Endpoint:
         planned, settings = plan.settings, self.settings
         self.planned = planned
         self.template_bytes = template_bytes
-        self.passes_plain = address.cancels_whole and not planned.kv_unified and not settings.defaults
+        self.passes_plain = address.cancels_whole and not planned.is_pool_short and not settings.defaults
         self.passes_plain &= settings.overflow == "refuse"
         is_chat, is_padded = EndpointKind.CHAT in self.kinds, planned.slot_tokens != planned.max_seq_len
         if self._lane is not None and self.passes_plain and is_chat and not is_padded and self.use is None:
@@ -185,7 +185,7 @@ class Endpoint:
             self._lane.open(self.index, self.model_id, head, template_bytes, planned.max_seq_len, takes_streams)
         self.last_used_s = self.opened_s = time.monotonic()  # a ttl counts from here, whenever the last request was
         # one batch of the pool stays free: the engine fills cells a batch at a time
-        pool_tokens = planned.kv_pool_tokens - planned.n_batch if planned.kv_unified else None
+        pool_tokens = planned.kv_pool_tokens - planned.n_batch if planned.is_pool_short else None
         self.admission = Admission(planned.max_num_seqs, pool_tokens)
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
     if endpoint.slots is not None:
         changes |= endpoint.slots.fields_for(exchange, endpoint.live)
     max_tokens = parsed.max_tokens
-    if max_tokens is None and planned.kv_unified:
+    if max_tokens is None and planned.is_pool_short:
         max_tokens = endpoint.settings.default_max_tokens
         if exchange.prompt_tokens is not None:
             max_tokens = min(max_tokens, planned.max_seq_len - exchange.prompt_tokens)

@@ -37,7 +37,7 @@ def must_count(exchange: Exchange, endpoint: Endpoint) -> bool:
         return bound > planned.n_ubatch
     if _may_trim(exchange, endpoint) and bound + _for_answer(parsed, endpoint) > planned.max_seq_len:
         return True
-    if planned.kv_unified:
+    if planned.is_pool_short:
         return True  # promising a shared pool bytes for tokens would leave most of it empty
     if parsed.max_tokens is None:
         # the engine's own end of context is ours only where its slot is not padded

@@ -30,7 +30,7 @@ def promised_tokens(exchange: Exchange, endpoint: Endpoint) -> int:
     parsed, planned = exchange.parsed, endpoint.planned
     assert parsed is not None and planned is not None
     prompt_tokens = exchange.prompt_tokens or parsed.prompt_bound_tokens + endpoint.template_bytes
-    if parsed.max_tokens is None and not planned.kv_unified:
+    if parsed.max_tokens is None and not planned.is_pool_short:
         return planned.max_seq_len
     return min(prompt_tokens + (parsed.max_tokens or endpoint.settings.default_max_tokens), planned.max_seq_len)
 

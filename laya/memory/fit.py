@@ -192,6 +192,6 @@ def _notes(model: Model, asked: AskedSettings, chosen: Choice) -> list[str]:
         notes.append(f"max_seq_len {longer} relies on the file's rope scaling, trained {shape.n_ctx_train}")
     if model.correction:
         notes.append(model.correction.words())
-    if decide(model, asked, chosen).kv_unified:
+    if decide(model, asked, chosen).is_pool_short:
         notes.append("sequences share one pool of KV tokens: every request gets a ceiling, so that none overflows it")
     return notes

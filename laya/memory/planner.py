@@ -52,8 +52,11 @@ def decide(model: Model, asked: AskedSettings, choice: Choice) -> PlannedSetting
     """Every setting of the engine for this choice."""
     worst_case = padded(choice.max_seq_len) * choice.max_num_seqs
     pool = asked.kv_pool_tokens or auto_pool_tokens(model, asked, choice)
-    unified = pool is not None and padded(pool) < worst_case and choice.max_num_seqs > 1
-    slot = padded(pool) if unified and pool is not None else padded(choice.max_seq_len)
+    pool_tokens = worst_case if pool is None else min(padded(pool), worst_case)
+    # Of sequences with a cache each llama.cpp computes pieces of equal length, and an embedding is of the last piece
+    # alone: a longer text beside a shorter one would get another vector. In one cache texts stay whole.
+    unified = choice.max_num_seqs > 1 and (pool_tokens < worst_case or asked.task != "chat")
+    slot = pool_tokens if unified else padded(choice.max_seq_len)
     # An embedding is computed in one piece, so the batch must hold the longest input.
     # A step computes a batch of the longest prompt and one token of everybody else; cards need the large batch.
     shared = model.engine.n_batch_shared if unified and not model.gpu_free_bytes else model.engine.n_batch

@@ -150,6 +150,20 @@ def test_embedding_batch_holds_the_longest_input(make_gguf: MakeGguf, plenty: Bu
     assert plan_file(make_gguf(), asked, plenty, model_id="m").settings.n_ubatch == 300
 
 
+@pytest.mark.parametrize("task", ["embed", "rerank"])
+def test_embeddings_of_several_sequences_are_computed_in_one_cache(
+    make_gguf: MakeGguf, plenty: Budget, task: Any
+) -> None:
+    asked = AskedSettings(max_seq_len=300, max_num_seqs=3, task=task)
+    settings = plan_file(make_gguf(), asked, plenty, model_id="m").settings
+    assert (settings.kv_unified, settings.slot_tokens, settings.is_pool_short) == (True, 3 * 512, False)
+    short = msgspec.structs.replace(asked, kv_pool_tokens=500)
+    settings = plan_file(make_gguf(), short, plenty, model_id="m").settings
+    assert (settings.kv_unified, settings.slot_tokens, settings.is_pool_short) == (True, 512, True)
+    alone = msgspec.structs.replace(asked, max_num_seqs=1)
+    assert not plan_file(make_gguf(), alone, plenty, model_id="m").settings.kv_unified
+
+
 # refusals
 def with_flags(asked: AskedSettings, flags: str) -> tuple[AskedSettings, str | None]:
     """The settings with the flags of a suggestion over them, read as the command line reads them."""
