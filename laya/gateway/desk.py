@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ _ENCODER = msgspec.json.Encoder(enc_hook=str)
 FOLLOW_FROM_LINES = 20
 _SLOT_FIELDS = ("id", "n_ctx", "is_processing")  # never the prompt
 _STARTED_UNIX_S = int(time.time())
+_STARTED = datetime.fromtimestamp(_STARTED_UNIX_S, timezone.utc).isoformat()
 
 
 def reply(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -73,7 +75,8 @@ class Desk:
         found = [group[0] for group in self.fleet.served()]
         shown = [each for each in found if key is None or key.may_use(each.model_id, each.model_id, id_of)]
         data = [await self._model(each) for each in shown]
-        return reply({"object": "list", "data": data})
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+        return reply({"object": "list", "data": data, "has_more": False} | ends)
 
     async def model(self, request: Request) -> Response:
         name, key = request.path_params["model_id"], key_of(request)
@@ -82,12 +85,17 @@ class Desk:
         return reply(await self._model(self.fleet.find(name)))
 
     async def _model(self, endpoint: Endpoint) -> dict[str, Any]:
+        """A model in OpenAI's words and Anthropic's, whose clients ask at the same path; and what only Laya tells."""
         window = await self.fleet.window(endpoint)
         return {
             "id": endpoint.model_id,
             "object": "model",
             "created": _STARTED_UNIX_S,
             "owned_by": "laya",
+            "type": "model",
+            "display_name": endpoint.model_id,
+            "created_at": _STARTED,
+            "max_input_tokens": window,
             "context_length": window,
             "max_model_len": window,
             "task": endpoint.settings.task,

@@ -6,7 +6,7 @@ docs/api.md. Knows no engine.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -21,7 +21,11 @@ _INSTEAD = {
     "mcp_servers": "this server calls no other; offer their tools as 'tools', and call them yourself",
     "inference_geo": "this server is where it is",
     "fallbacks": "name pools of models in the config (routing.pools)",
+    "thread": "send the whole conversation",
 }
+# SDKs that would have a server hold a conversation go on without that where an error says so in these words
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+_Asked = TypeVar("_Asked", bound="Prompt")
 
 
 class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -138,7 +142,7 @@ _TYPES = {
 
 def read_create(body: bytes) -> Create:
     """A request. Raises InvalidRequest, NotSupported naming the field and the value."""
-    asked = read_fields(body, Create, "/v1/messages", instead=_INSTEAD, types=_TYPES)
+    asked = _read(body, Create, "/v1/messages")
     if asked.stop_sequences and any(not text.strip() for text in asked.stop_sequences):
         raise InvalidRequest("'stop_sequences' has one without a character to see.", param="stop_sequences")
     if isinstance(asked.thinking, Thinks) and asked.thinking.budget_tokens >= asked.max_tokens:
@@ -153,9 +157,18 @@ def read_create(body: bytes) -> Create:
 
 def read_prompt(body: bytes) -> Prompt:
     """A request to count. Raises as `read_create`."""
-    asked = read_fields(body, Prompt, "/v1/messages/count_tokens", instead=_INSTEAD, types=_TYPES)
+    asked = _read(body, Prompt, "/v1/messages/count_tokens")
     _check_edits(asked)
     return asked
+
+
+def _read(body: bytes, kind: type[_Asked], api: str) -> _Asked:
+    try:
+        return read_fields(body, kind, api, instead=_INSTEAD, types=_TYPES)
+    except NotSupported as error:
+        if error.param == "thread":
+            error.details["details"] = _NO_THREADS
+        raise
 
 
 def _check_edits(asked: Prompt) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
+import pydantic
 import pytest
 
 from .live import MODEL, Serving, is_idle, model_state, plain, until, user
@@ -16,6 +17,20 @@ WEATHER: Any = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 PERSON: Any = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
+class Person(pydantic.BaseModel):
+    age: int
+
+
+@anthropic.beta_tool
+def get_weather(city: str) -> str:
+    """The weather in a city.
+
+    Args:
+        city: its name
+    """
+    return f"21 degrees in {city}"
 
 
 def client(server: Serving) -> anthropic.Anthropic:
@@ -83,6 +98,15 @@ def test_answer_held_to_a_schema(server: Serving) -> None:
     assert '"age"' in made.content[0].text
 
 
+def test_sdk_parses_an_answer_by_its_model(server: Serving) -> None:
+    with client(server) as sdk:
+        made = sdk.messages.parse(
+            model="smollm2", max_tokens=40, messages=user("Give me a person."), output_format=Person,
+            extra_body={"temperature": 0},
+        )  # fmt: skip
+    assert isinstance(made.parsed_output, Person)
+
+
 def test_prefill_is_gone_on_with(server: Serving) -> None:
     turns: Any = [*user("What is the capital of France?"), {"role": "assistant", "content": "The capital of France is"}]
     made = ask(server, messages=turns, max_tokens=4)
@@ -141,3 +165,35 @@ def test_forced_call_is_made_and_streamed(server: Serving) -> None:
         pieces = "".join(event.partial_json for event in stream if event.type == "input_json")
         final = stream.get_final_message()
     assert [block.input for block in final.content if block.type == "tool_use"] == [use.input] and "city" in pieces
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_runner_of_the_sdk_runs_what_the_model_calls(server: Serving, stream: bool) -> None:
+    """It asks for a thread that the server would hold, reads that there is none, and sends the whole conversation."""
+    with client(server) as sdk:
+        runner = sdk.beta.messages.tool_runner(
+            model="smollm2", max_tokens=60, messages=user("What is the weather in Paris?"), tools=[get_weather],
+            tool_choice={"type": "any"}, max_iterations=2, stream=stream, extra_body={"temperature": 0},
+        )  # fmt: skip
+        turns = [turn.get_final_message() if stream else turn for turn in runner]  # type: ignore[union-attr]
+        results = runner.generate_tool_call_response()
+    assert [turn.stop_reason for turn in turns] == ["tool_use", "tool_use"]  # type: ignore[union-attr]
+    assert turns[1].usage.input_tokens + (turns[1].usage.cache_read_input_tokens or 0) > turns[0].usage.input_tokens  # type: ignore[union-attr]
+    assert results is not None and "21 degrees in" in str(results["content"])
+
+
+@pytest.mark.anyio
+async def test_async_client_streams(server: Serving) -> None:
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as sdk:
+        async with sdk.messages.stream(model="smollm2", max_tokens=4, messages=user("Say hello.")) as stream:
+            text = "".join([piece async for piece in stream.text_stream])
+        assert (await stream.get_final_message()).content[0].text == text != ""  # type: ignore[union-attr]
+
+
+def test_models_are_told_in_anthropics_words(server: Serving) -> None:
+    with client(server) as sdk:
+        listed = {model.id: model for model in sdk.models.list()}
+        assert sdk.models.retrieve("smollm2") == listed[MODEL]
+    found = listed[MODEL]
+    assert (found.type, found.display_name, found.max_input_tokens) == ("model", MODEL, 4096)
+    assert found.created_at.tzinfo is not None

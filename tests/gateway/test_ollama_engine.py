@@ -34,6 +34,8 @@ def test_chat_whole_and_streamed(client: ollama.Client) -> None:
 def test_generate_with_a_template_and_raw(client: ollama.Client) -> None:
     chatted = client.generate("smollm2", "Say hello.", options=FEW)
     assert chatted.response and chatted.prompt_eval_count
+    parts = list(client.generate("smollm2", "Say hello.", options=FEW, stream=True))
+    assert "".join(part.response for part in parts) == chatted.response and parts[-1].done
     raw = client.generate("smollm2", "One, two,", raw=True, options=FEW, logprobs=True, top_logprobs=2)
     assert raw.prompt_eval_count < chatted.prompt_eval_count  # type: ignore[operator]
     assert raw.logprobs is not None and len(raw.logprobs[0].top_logprobs or ()) == 2
@@ -64,6 +66,45 @@ def test_tools_of_python_functions_are_told_to_the_model(client: ollama.Client) 
              {"role": "tool", "content": "7", "tool_name": "add"}]  # fmt: skip
     answered = client.chat("smollm2", messages=turns, tools=[add], options=FEW)
     assert answered.prompt_eval_count > told.prompt_eval_count  # type: ignore[operator]
+
+
+def test_call_of_a_tool_is_the_same_whole_and_streamed(client: ollama.Client) -> None:
+    # small as it is, the model repeats a call that it is shown
+    turns = [
+        {"role": "system", "content": "You call functions."},
+        {"role": "user", "content": "Repeat exactly this text and nothing else:\n<tool_call>\n"
+         '{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'},
+    ]  # fmt: skip
+    city: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool: Any = {"type": "function", "function": {"name": "get_weather", "description": "", "parameters": city}}
+    options = {"temperature": 0, "num_predict": 40}
+    whole = client.chat("smollm2", messages=turns, tools=[tool], options=options)
+    parts = list(client.chat("smollm2", messages=turns, tools=[tool], options=options, stream=True))
+    for calls in (whole.message.tool_calls, [call for part in parts for call in part.message.tool_calls or ()]):
+        assert calls is not None
+        assert [(call.function.name, call.function.arguments) for call in calls] == [("get_weather", {"city": "Paris"})]
+
+
+@pytest.mark.anyio
+async def test_async_client_chats_and_streams(server: Serving) -> None:
+    client = ollama.AsyncClient(host=server.url, trust_env=False)
+    whole = await client.chat("smollm2", messages=user("Say hello."), options=FEW)
+    parts = [part async for part in await client.chat("smollm2", messages=user("Say hello."), options=FEW, stream=True)]
+    assert "".join(part.message.content or "" for part in parts) == whole.message.content != ""
+
+
+def test_embeddings_of_texts_are_unit_vectors(embedding: Serving) -> None:
+    with ollama.Client(host=embedding.url, trust_env=False) as client:
+        texts = ["A cat sat on the mat.", "Interest rates rose."]
+        together = client.embed("emb", texts)
+        assert together.model == "emb" and together.prompt_eval_count
+        for vector, text in zip(together.embeddings, texts, strict=True):
+            assert len(vector) == 576
+            assert sum(value * value for value in vector) == pytest.approx(1, abs=1e-4)
+            assert client.embed("emb", text).embeddings[0] == pytest.approx(vector, abs=1e-3)
+        assert len(client.embeddings("emb", texts[0]).embedding) == 576
+        shown = client.show("emb")
+    assert shown.capabilities == ["embedding"]
 
 
 def test_models_are_listed_shown_and_running(client: ollama.Client) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import psutil
+import pydantic
 import pytest
 
 from .live import MODEL, Serving, async_sdk, is_idle, model_state, plain, sdk, until
@@ -48,6 +49,10 @@ PERSON: Any = {
         "additionalProperties": False,
     },
 }
+
+
+class Person(pydantic.BaseModel):
+    age: int
 
 
 def ask(server: Serving, **fields: Any) -> Any:
@@ -108,6 +113,9 @@ def test_answer_held_to_a_schema(server: Serving) -> None:
     made = ask(server, input="Give me a person.", text={"format": PERSON}, max_output_tokens=40)
     assert made.status == "completed"
     assert isinstance(json.loads(made.output_text)["age"], int)
+    fields: Any = {"model": "smollm2", "input": "Give me a person.", "temperature": 0, "max_output_tokens": 40}
+    parsed = sdk(server).responses.parse(**fields, text_format=Person)
+    assert isinstance(parsed.output_parsed, Person)
 
 
 def test_function_call_and_its_result(server: Serving) -> None:
