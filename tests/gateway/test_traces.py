@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from laya.gateway import trace_sender
 from laya.gateway.traces import read_parent
+from tests.conftest import RunningServer
 
 from .front import CHAT, KEY, Front, chat, front, request, until
+from .live import sdk, user
 from .scripted_engine import Call, Script, hello
 
 pytestmark = pytest.mark.anyio
@@ -359,3 +361,25 @@ async def test_end_sends_what_waits_and_does_not_wait_for_a_receiver_that_hangs(
         await gate.gateway.operating.traces.close(0.1)
         assert not counted(gate)  # it is on its way, and nobody waits for that
         receiver.may_answer.set()
+
+
+@pytest.mark.engine
+def test_server_that_is_stopped_has_sent_its_last_trace(
+    start_server: Callable[..., RunningServer], receiver: Receiver
+) -> None:
+    config = f"{{max_num_seqs: 1, max_seq_len: 256, n_threads: 1, traces: {{endpoint: '{receiver.url}'}}}}"
+    server = start_server(config=config)
+    headers = {"traceparent": parent_header(sampled=True)}
+    answer = sdk(server).chat.completions.create(
+        model="smollm2", messages=user(SECRET_WORDS), max_tokens=4, extra_headers=headers
+    )
+    assert server.stop() == 0
+    (span,) = receiver.requests()
+    said, usage = values(span), answer.usage
+    assert usage is not None and span.trace_id.hex() == TRACE
+    assert (said["gen_ai.request.model"], said["gen_ai.response.model"]) == ("smollm2", answer.model)
+    assert said["gen_ai.usage.input_tokens"] == usage.prompt_tokens
+    assert said["gen_ai.usage.output_tokens"] == usage.completion_tokens
+    assert said["gen_ai.response.finish_reasons"] == [answer.choices[0].finish_reason]
+    assert {"load", "relay"} <= receiver.below(span).keys()
+    assert SECRET_WORDS.encode() not in receiver.raw
