@@ -37,12 +37,7 @@ _LOOK_EVERY_S = 0.02
 _LOW_64_BITS = 2**64 - 1  # of a trace's id, which its sampling goes by at everybody's
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1  # of a parent's flags
-_OPERATIONS = {
-    EndpointKind.CHAT: "chat",
-    EndpointKind.COMPLETION: "text_completion",
-    EndpointKind.EMBEDDING: "embeddings",
-    EndpointKind.RERANK: "rerank",
-}
+_OPERATIONS = {EndpointKind.COMPLETION: "text_completion", EndpointKind.EMBEDDING: "embeddings"}  # others: as here
 
 
 class Parent(NamedTuple):
@@ -147,7 +142,7 @@ def _ended(exchange: Exchange, trace_id: int, parent_id: int) -> Ended:
         trace_id=trace_id,
         parent_id=parent_id,
         request_id=exchange.request_id.decode("latin-1"),
-        operation=_OPERATIONS[exchange.kind],
+        operation=_OPERATIONS.get(exchange.kind) or exchange.kind.name.lower(),
         # a name that no model here has is the client's own words
         asked_model=_asked_model(exchange) if endpoint is not None else None,
         model=endpoint.model_id if endpoint is not None else None,
