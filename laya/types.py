@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-Task = Literal["chat", "embed", "rerank"]
+Task = Literal["chat", "embed", "rerank", "decide"]
 Priority = Literal["system", "interactive", "default", "bulk"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the most urgent first
 KeyRole = Literal["user", "metrics", "admin"]
@@ -32,6 +32,7 @@ class EndpointKind(enum.IntEnum):
     COMPLETION = 2
     EMBEDDING = 3
     RERANK = 4
+    DECISION = 5
 
 
 class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):

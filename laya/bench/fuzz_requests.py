@@ -18,6 +18,13 @@ _CHAT = {
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}],
     "tool_choice": "auto", "response_format": {"type": "text"}, "user": "u", "metadata": {"a": "b"},
 }  # fmt: skip
+_DECISIONS = {
+    "model": "stub", "state": {"text": "it rains"},
+    "questions": {
+        "a": {"type": "noul", "instructions": "Is it wet?", "criteria": {"true": "yes", "false": None}},
+        "b": {"type": "choice", "instructions": "Which?", "criteria": {"x": "one", "y": None}},
+    },
+}  # fmt: skip
 _TURN = {
     "model": "stub", "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}], "store": True,
     "text": {"format": {"type": "text"}}, "max_output_tokens": 16, "metadata": {"a": "b"}, "instructions": "be brief",
@@ -35,6 +42,7 @@ POSTS: tuple[tuple[str, Any], ...] = (
     ("/v1/completions", {"model": "stub", "prompt": ["a", "b"], "max_tokens": 4, "echo": False, "logprobs": 1}),
     ("/v1/embeddings", {"model": "stub", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 2}),
     ("/v1/rerank", {"model": "stub", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1}),
+    ("/v1/systemone", _DECISIONS),
     ("/v1/responses", _TURN),
     ("/v1/responses", {"model": "stub", "input": "hi", "stream": True, "previous_response_id": "resp_0"}),
     ("/v1/responses/input_tokens", {"model": "stub", "input": "hi"}),

@@ -16,6 +16,13 @@ from laya.bench.random_gguf import Value
 CONV_KERNEL, DELTA_NET_INTERVAL = 4, 4
 
 
+DECISION_TEMPLATE = (
+    "<|im_start|>user\n{{ state if state is string else state | tojson }}\n{{ instructions }}\n"
+    "{% for option in options %}{{ option.label }}) {{ option.key }}: {{ option.description }}\n{% endfor %}"
+    "<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
 class GeneratedShape(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a model. Widths in elements, lengths in tokens; a row must divide by the block of its type."""
 
@@ -37,6 +44,7 @@ class GeneratedShape(msgspec.Struct, frozen=True, kw_only=True):
     n_state_head: int = 0  # qwen35
     n_state_group: int = 0  # qwen35
     n_ctx_train: int = 32768
+    decision_type: str | None = None  # of a decision model, as llama.cpp calls it: `nimble`
     weights: str = "Q8_0"  # one of random_gguf.WEIGHT_TYPES; norms, gates and convolutions are F32
     output_weights: str | None = None  # type of an output matrix of its own; None = the embedding is the output too
 
@@ -70,7 +78,7 @@ class Family(NamedTuple):
 
 
 def metadata(shape: GeneratedShape) -> dict[str, Value]:
-    """All keys but the tokenizer's."""
+    """All keys but those that come with a vocabulary."""
     keys: dict[str, Value] = {
         "context_length": shape.n_ctx_train,
         "embedding_length": shape.n_embd,
@@ -91,6 +99,9 @@ def metadata(shape: GeneratedShape) -> dict[str, Value]:
         keys["attention.sliding_window"] = shape.sliding_window
     keys |= FAMILIES[shape.architecture].keys(shape)
     general: dict[str, Value] = {"general.architecture": shape.architecture, "general.name": "generated"}
+    if shape.decision_type is not None:
+        keys["decision.type"] = shape.decision_type
+        general["tokenizer.chat_template.systemone"] = DECISION_TEMPLATE
     return general | {f"{shape.architecture}.{key}": value for key, value in keys.items()}
 
 

@@ -66,7 +66,7 @@ def plan(
     kv_cache_dtype: Annotated[str | None, _setting("--kv-cache-dtype", help="f16, q8_0, q4_0, ...")] = None,
     kv_pool_tokens: Annotated[str | None, _setting("--kv-pool-tokens", help="Tokens all sequences share.")] = None,
     prompt_cache: Annotated[str | None, _setting("--prompt-cache", help="RAM for old prompts, 256MiB or auto.")] = None,
-    task: Annotated[str | None, _setting("--task", help="chat, embed or rerank.")] = None,
+    task: Annotated[str | None, _setting("--task", help="chat, embed, rerank or decide.")] = None,
     memory_limit: Annotated[str | None, _setting("--memory-limit", help="RAM this model may use, e.g. 4GiB.")] = None,
     memory_budget: Budgeted = None,
     gpu_memory: Cards = None,

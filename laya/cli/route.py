@@ -41,7 +41,7 @@ def _route() -> None:
 Model = Annotated[str, typer.Option("--model", "-m", help="The model that the request names; auto = by rules.")]
 Header = Annotated[list[str] | None, typer.Option("--header", "-H", help="x-team: research; may be repeated.")]
 Key = Annotated[str | None, typer.Option("--key", help="Name of the API key.")]
-Kind = Annotated[str, typer.Option("--kind", help="chat, completion, embedding or rerank.")]
+Kind = Annotated[str, typer.Option("--kind", help="chat, completion, embedding, rerank or decision.")]
 PriorityName = Annotated[
     str | None, typer.Option("--priority", help="system, interactive, default or bulk; as its header says.")
 ]

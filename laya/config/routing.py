@@ -11,7 +11,7 @@ from laya.types import Priority
 
 Percent = Annotated[int, Meta(ge=0, le=100)]
 Tokens = Annotated[int, Meta(ge=0)]
-KindName = Literal["chat", "completion", "embedding", "rerank"]
+KindName = Literal["chat", "completion", "embedding", "rerank", "decision"]
 
 
 class RouteRule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
@@ -26,7 +26,8 @@ class RouteRule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen
     ] = {}
     key: Annotated[str | list[str], Meta(description="Names of API keys. None = any.")] = []
     kind: Annotated[
-        KindName | list[KindName], Meta(description="Endpoints: chat, completion, embedding or rerank. None = any.")
+        KindName | list[KindName],
+        Meta(description="Endpoints: chat, completion, embedding, rerank or decision. None = any."),
     ] = []
     min_prompt_tokens: Annotated[Tokens | None, Meta(description="Shortest prompt, in tokens by their bound.")] = None
     max_prompt_tokens: Annotated[Tokens | None, Meta(description="Longest prompt, in tokens by their bound.")] = None

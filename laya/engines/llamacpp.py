@@ -94,7 +94,7 @@ def _planned_params(settings: EngineSettings) -> dict[str, Any]:
 
 def _task_params(settings: EngineSettings) -> dict[str, Any]:
     task = settings.planned.task
-    if task == "chat":
+    if task in ("chat", "decide"):  # whose engine sees by the file whether it decides by embeddings
         return {"embedding": False}
     pooling = "rank" if task == "rerank" else settings.pooling or "unspecified"
     return {"embedding": True, "pooling_type": pooling}
@@ -159,7 +159,7 @@ def flags(settings: EngineSettings) -> list[str]:
 
 def _task_flags(settings: EngineSettings) -> list[str]:
     task = settings.planned.task
-    if task == "chat":
+    if task in ("chat", "decide"):
         return []
     if task == "rerank":
         return ["--rerank"]

@@ -21,6 +21,7 @@ PROBES: dict[Task, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/completions", {"prompt": "Hello", "max_tokens": 1, "temperature": 0, "cache_prompt": False}),
     "embed": ("/v1/embeddings", {"input": "Hello"}),
     "rerank": ("/v1/rerank", {"query": "Hello", "documents": ["Hello"]}),
+    "decide": ("/v1/systemone", {"state": "Hello", "questions": {"q": {"type": "noul", "instructions": "Hello?"}}}),
 }
 
 
@@ -59,7 +60,7 @@ def check(task: Task, response: httpx.Response) -> None:
         raise EngineFailed(f"its first answer has no {THINGS[task]}: {response.text[:200]}")
 
 
-THINGS: dict[Task, str] = {"chat": "token", "embed": "embedding", "rerank": "score"}
+THINGS: dict[Task, str] = {"chat": "token", "embed": "embedding", "rerank": "score", "decide": "answer"}
 
 
 def _has_token(answer: dict[str, Any]) -> bool:
@@ -77,7 +78,12 @@ def _has_score(answer: dict[str, Any]) -> bool:
     return isinstance(results[0].get("relevance_score"), float | int)
 
 
-CHECKS = {"chat": _has_token, "embed": _has_embedding, "rerank": _has_score}
+def _has_decision(answer: dict[str, Any]) -> bool:
+    probability = (answer.get("answers") or {}).get("q", {}).get("noul")
+    return isinstance(probability, float | int) and math.isfinite(probability)
+
+
+CHECKS = {"chat": _has_token, "embed": _has_embedding, "rerank": _has_score, "decide": _has_decision}
 
 
 def error_text(answer: Any) -> str:

@@ -75,8 +75,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
                 check_file(path)
         if self.engine_path is not None and not os.access(self.engine_path, os.X_OK):
             raise ConfigError(f"engine_path: {self.engine_path} is not a program that can be run", param="engine_path")
-        if self.pooling is not None and self.planned.task == "chat":
-            raise ConfigError(f"pooling: {self.pooling} goes with task embed or rerank, not chat", param="pooling")
+        if self.pooling is not None and self.planned.task not in ("embed", "rerank"):
+            told = f"pooling: {self.pooling} goes with task embed or rerank, not {self.planned.task}"
+            raise ConfigError(told, param="pooling")
 
 
 def check_file(path: Path) -> None:

@@ -32,12 +32,14 @@ KINDS_OF: dict[Task, frozenset[EndpointKind]] = {
     "chat": frozenset({EndpointKind.CHAT, EndpointKind.COMPLETION}),
     "embed": frozenset({EndpointKind.EMBEDDING}),
     "rerank": frozenset({EndpointKind.RERANK}),
+    "decide": frozenset({EndpointKind.DECISION}),
 }
 ENGINE_STARTS = {
     EndpointKind.CHAT: b"POST /v1/chat/completions",
     EndpointKind.COMPLETION: b"POST /v1/completions",
     EndpointKind.EMBEDDING: b"POST /v1/embeddings",
     EndpointKind.RERANK: b"POST /v1/rerank",
+    EndpointKind.DECISION: b"POST /v1/systemone",
 }
 DRAIN_LOOK_EVERY_S = 0.05
 TURN_S = 10.0  # how long a model that is used keeps its memory while another one waits for it

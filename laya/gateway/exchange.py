@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from laya.errors import EngineCrashed, EngineFailed, LayaError, PayloadTooLarge, RequestCancelled, ServerStopping
 from laya.gateway.answering import Answering, Outcome
 from laya.gateway.assemble import encode
+from laya.gateway.decision import decision_status
 from laya.gateway.heads import new_request_id, priority_of
 from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES, SMALL_BODY_BYTES, bodies_full, body_too_large
 from laya.gateway.plain import parse
@@ -239,7 +240,8 @@ class Exchange(Answering):
             outcome = "cancelled"
         if not self.head_sent:
             self.extra_headers += [f"{name}: {value}\r\n".encode() for name, value in error.headers().items()]
-            self.respond(error.http_status, encode(error.body()), outcome)
+            status = decision_status(error) if self.kind == EndpointKind.DECISION else error.http_status
+            self.respond(status, encode(error.body()), outcome)
         elif self.parsed is not None and self.parsed.wants_stream:
             self.break_off(event_bytes(error.body()), outcome)
         else:

@@ -17,6 +17,7 @@ HOT_PATHS = {
     b"/v1/embeddings": EndpointKind.EMBEDDING,
     b"/v1/rerank": EndpointKind.RERANK,
     b"/rerank": EndpointKind.RERANK,
+    b"/v1/systemone": EndpointKind.DECISION,
 }
 PRIORITY = "x-laya-priority"
 _request_numbers = itertools.count(1)

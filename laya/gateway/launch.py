@@ -5,7 +5,7 @@ from __future__ import annotations
 from laya.config import ResolvedModel
 from laya.engines.settings import EngineSettings, Pooling
 from laya.errors import NotSupported
-from laya.memory import ceiling_bytes, read_facts
+from laya.memory import ceiling_bytes, read_facts, read_header
 from laya.types import ModelFile, Plan
 
 
@@ -15,9 +15,18 @@ def check_servable(file: ModelFile) -> None:
         raise NotSupported(f"'{file.id}' is a Hugging Face folder; no engine that is installed here can run it.")
 
 
+def check_task(settings: ResolvedModel, file: ModelFile) -> None:
+    """Raise NotSupported for a model that is said to decide and does not know how."""
+    if settings.task == "decide":
+        metadata = read_header(file.path).metadata
+        key = f"{metadata.get('general.architecture')}.decision.type"
+        if key not in metadata:
+            raise NotSupported(f"'{file.id}' is no decision model: its file states no '{key}'. Use `task: chat`.")
+
+
 def pooling_of(settings: ResolvedModel, file: ModelFile) -> Pooling | None:
     """How token vectors become one, where the file does not say. Raises NotSupported for what is no reranker."""
-    if settings.task == "chat":
+    if settings.task in ("chat", "decide"):
         return None
     own = read_facts(file.path).shape.pooling
     if settings.task == "rerank" and own != "rank":

@@ -13,6 +13,7 @@ import msgspec
 
 from laya.errors import ContextLengthExceeded, InvalidRequest
 from laya.gateway.body import ChatHead, CompletionHead, EmbeddingHead, MessageHead, ParsedBody, RerankHead, parse_body
+from laya.gateway.decision import DecisionHead, longest_text
 from laya.gateway.trim import answer_tokens, fewest_dropped
 from laya.types import EndpointKind
 
@@ -163,6 +164,8 @@ def _texts_of(head: object) -> list[Any]:
         given: Any = head.prompt
     elif isinstance(head, EmbeddingHead):
         given = head.input
+    elif isinstance(head, DecisionHead):
+        return [longest_text(head)]
     else:
         assert isinstance(head, RerankHead)
         return [head.query + (text if isinstance(text, str) else str(text)) for text in head.documents]
@@ -182,4 +185,6 @@ def _param_of(parsed: ParsedBody) -> str:
     """The field of the body that is too long."""
     if isinstance(parsed.head, ChatHead):
         return "messages"
+    if isinstance(parsed.head, DecisionHead):
+        return "state"
     return "prompt" if parsed.generates else "input"

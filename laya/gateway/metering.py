@@ -25,6 +25,8 @@ _SMOOTHING = 0.2  # weight of the newest request in the running mean of how long
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    input_tokens: int = 0  # as an answer of decisions calls them
+    output_tokens: int = 0
 
 
 class _Answer(msgspec.Struct):
@@ -196,4 +198,5 @@ def read_usage(exchange: Exchange, body: bytes) -> None:
     except msgspec.DecodeError:  # what was charged stays charged
         return
     if usage is not None:
-        exchange.prompt_tokens, exchange.n_tokens_out = usage.prompt_tokens, usage.completion_tokens
+        exchange.prompt_tokens = usage.prompt_tokens or usage.input_tokens
+        exchange.n_tokens_out = usage.completion_tokens or usage.output_tokens

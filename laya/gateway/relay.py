@@ -17,6 +17,7 @@ from laya.gateway.engine_errors import engine_error, model_of
 from laya.gateway.metering import read_usage
 from laya.gateway.sse import AnswerReader, EventReader, StreamFilter, event_bytes
 from laya.gateway.tool_events import CallAssembler, CallFilter, calls_of
+from laya.types import EndpointKind
 
 if TYPE_CHECKING:
     from laya._core import StreamBack
@@ -265,7 +266,7 @@ class RawAnswer(Relay):
         exchange = self.exchange
         exchange.connection = None
         exchange.first_token_s = time.monotonic()
-        if exchange.charged_tokens:
+        if exchange.charged_tokens or exchange.kind == EndpointKind.DECISION:
             read_usage(exchange, body)
         exchange.respond(200, body, "served", b"content-type: %b\r\n" % (content_type or self._type))
 
@@ -287,7 +288,7 @@ class RawAnswer(Relay):
         if self.exchange.head_sent:
             self.exchange.end(b"", "served")
         else:
-            if self.exchange.charged_tokens:
+            if self.exchange.charged_tokens or self.exchange.kind == EndpointKind.DECISION:
                 read_usage(self.exchange, self._whole)
             self.exchange.respond(200, self._whole, "served", b"content-type: %b\r\n" % self._type)
 

@@ -23,8 +23,8 @@ from laya.types import AskedSettings, DevicePlan, Plan
 
 DEFAULT_REASON = "the default; each sequence costs a KV cache of its own"
 DEFAULT_NUM_SEQS = 2  # one person and one program; each further one costs the whole KV cache again
-AIM_TOKENS = {"chat": 32768, "embed": 2048, "rerank": 2048}
-FLOOR_TOKENS = {"chat": 4096, "embed": 512, "rerank": 512}
+AIM_TOKENS = {"chat": 32768, "embed": 2048, "rerank": 2048, "decide": 2048}
+FLOOR_TOKENS = {"chat": 4096, "embed": 512, "rerank": 512, "decide": 512}
 AUTO_KV_TYPES = ("f16", "q8_0")  # below q8_0 answers change visibly: that is the user's to choose
 
 

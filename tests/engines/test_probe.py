@@ -1,4 +1,4 @@
-"""Ready means that a token, an embedding or a score came back, not that something answered."""
+"""Ready means that a token, an embedding, a score or a decision came back, not that something answered."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ GOOD: dict[Task, dict[str, Any]] = {
     "chat": {"choices": [{"text": ""}], "usage": {"completion_tokens": 1}},
     "embed": {"data": [{"embedding": [0.5, -1]}]},
     "rerank": {"results": [{"index": 0, "relevance_score": -1.5}]},
+    "decide": {"answers": {"q": {"type": "noul", "noul": 0.5}}},
 }
 
 
@@ -32,10 +33,12 @@ def test_real_answer_is_ready(task: Task) -> None:
         ("embed", {"data": []}),
         ("embed", {"data": [{"embedding": [None, None]}]}),
         ("rerank", {"results": [{"relevance_score": None}]}),
+        ("decide", {"answers": {}}),
+        ("decide", {"answers": {"q": {"type": "noul", "noul": None}}}),
     ],
 )
 def test_answer_without_its_thing_is_not_ready(task: Task, answer: dict[str, Any]) -> None:
-    with pytest.raises(EngineFailed, match=r"its first answer has no (token|embedding|score)"):
+    with pytest.raises(EngineFailed, match=r"its first answer has no (token|embedding|score|answer)"):
         check(task, httpx.Response(200, json=answer))
 
 

@@ -15,13 +15,14 @@ from laya.gateway.body import ParsedBody, parse_body
 from laya.gateway.body_errors import ELEMENTS_LIMIT
 from laya.types import MIB, EndpointKind
 
-CHAT, COMPLETION, EMBEDDING, RERANK = EndpointKind
+CHAT, COMPLETION, EMBEDDING, RERANK, DECISION = EndpointKind
 MESSAGES = [{"role": "user", "content": "hi"}]
 VALID: dict[EndpointKind, dict[str, Any]] = {
     CHAT: {"model": "m", "messages": MESSAGES},
     COMPLETION: {"model": "m", "prompt": "hi"},
     EMBEDDING: {"model": "m", "input": "hi"},
     RERANK: {"model": "m", "query": "hi", "documents": ["a", "b"]},
+    DECISION: {"model": "m", "state": "hi", "questions": {"q": {"type": "noul", "instructions": "Hi?"}}},
 }
 
 
@@ -124,7 +125,8 @@ def test_parse_body_assistant_with_a_function_call_needs_no_content() -> None:
 
 @pytest.mark.parametrize("kind", list(EndpointKind))
 def test_parse_body_missing_content_is_named(kind: EndpointKind) -> None:
-    required = {CHAT: "messages", COMPLETION: "prompt", EMBEDDING: "input", RERANK: "documents"}[kind]
+    names = {CHAT: "messages", COMPLETION: "prompt", EMBEDDING: "input", RERANK: "documents", DECISION: "questions"}
+    required = names[kind]
     error = refusal(kind, b'{"model": "m", "query": "q"}')
     assert error.message == f"'{required}' is missing or empty." and error.param == required
 

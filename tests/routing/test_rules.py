@@ -111,7 +111,7 @@ def test_verdicts_say_what_each_rule_misses(tmp_path: Path) -> None:
         ("rules: [{key: lapto, to: a}]", "no key is named lapto here; did you mean laptop"),
         ("rules: [{min_prompt_tokens: 9, max_prompt_tokens: 8, to: a}]", "no prompt has 9 tokens at least"),
         ("rules: [{headers: {x-team: ''}, to: a}]", "expected a name and a value"),
-        ("rules: [{kind: chats, to: a}]", "routing.rules.0.kind: expected chat or completion or embedding or rerank"),
+        ("rules: [{kind: chats, to: a}]", "routing.rules.0.kind: expected chat or completion or decision or embedding or rerank"),
         ("rules: [{mdoel: a, to: b}]", "mdoel is not a key here. Did you mean model"),
         ("rules: {to: a}", "routing.rules: expected a list"),
         ("pools: {smollm2-135m: [a]}", "smollm2-135m is the name of a model already"),
