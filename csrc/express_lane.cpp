@@ -1,39 +1,19 @@
 #include "express_lane.hpp"
 
-#include <fcntl.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <utility>
 
 #include "monotonic.hpp"
 #include "plain_http.hpp"
-#include "system_call.hpp"
 
 namespace laya {
 namespace {
 
 constexpr std::size_t READ_BYTES = 80 * 1024;
-constexpr int EVENTS_A_TURN = 64;
-constexpr std::uint64_t STREAMS = ~std::uint64_t{0};  // the ids of no client or engine
-constexpr std::uint64_t TIMER = STREAMS - 1;
-
-// Rounds of tokens follow each other no closer: what comes meanwhile is read, and written, together. A lone token never
-// waits, nor does what follows the beginning or the end of a stream.
-constexpr long ROUND_NS = 100'000;
-
-void add(int epoll, int fd, std::uint64_t id, std::uint32_t events) {
-    epoll_event event{};
-    event.events = events;
-    event.data.u64 = id;
-    checked(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
-}
-
 bool is_same(std::string_view said, const std::string& known, bool has_known) noexcept {
     return (said.data() != nullptr) == has_known && said == known;
 }
@@ -61,20 +41,14 @@ struct ExpressLane::Engine {
     std::uint64_t n_most_uses = 0;
     std::uint64_t n_uses = 0;
     bool keeps_streams = false;
-    int epoll = -1;  // that watches it
+    bool has_stream = false;  // as its socket is watched
     std::string origin;
     double idle_since_s = 0;
 };
 
 ExpressLane::ExpressLane(PlainLane& lane, std::string id_prefix, std::string stream_kind, std::size_t most_body_bytes)
     : lane_(lane), id_prefix_(std::move(id_prefix)), stream_kind_(std::move(stream_kind)),
-      most_body_bytes_(most_body_bytes), epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-      streams_epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-      timer_(checked(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK), "timerfd_create")),
-      buffer_(READ_BYTES) {
-    add(epoll_, streams_epoll_, STREAMS, EPOLLIN | EPOLLONESHOT);
-    add(epoll_, timer_, TIMER, EPOLLIN | EPOLLET);  // each time it ends is told once, and need not be read
-}
+      most_body_bytes_(most_body_bytes), buffer_(READ_BYTES) {}
 
 ExpressLane::~ExpressLane() {
     for (const auto& [id, client] : clients_) {
@@ -83,42 +57,12 @@ ExpressLane::~ExpressLane() {
     for (const auto& [id, engine] : engines_) {
         close(engine->fd);
     }
-    for (const int fd : {timer_, streams_epoll_, epoll_}) {
-        close(fd);
-    }
-}
-
-// A socket stays in an epoll until each of its descriptors is closed, and the transport has one.
-void ExpressLane::unwatch(int epoll, int fd) noexcept {
-    epoll_ctl(epoll, EPOLL_CTL_DEL, fd, nullptr);
-    close(fd);
-}
-
-void ExpressLane::watch_engine(std::uint64_t id, Engine& engine, int epoll) {
-    if (engine.epoll != epoll) {
-        epoll_ctl(engine.epoll, EPOLL_CTL_DEL, engine.fd, nullptr);
-        add(epoll, engine.fd, id, EPOLLIN | EPOLLRDHUP);
-        engine.epoll = epoll;
-    }
-}
-
-// A watched duplicate of the socket, or -1.
-int ExpressLane::watch(int fd, std::uint64_t id) {
-    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    epoll_event event{};
-    event.events = EPOLLIN | EPOLLRDHUP;
-    event.data.u64 = id;
-    if (own >= 0 && epoll_ctl(epoll_, EPOLL_CTL_ADD, own, &event) < 0) {
-        close(own);
-        return -1;
-    }
-    return own;
 }
 
 std::uint64_t ExpressLane::add_client(int fd, std::string_view authorization, std::string_view host) {
     const std::uint64_t id = ++last_id_;
     auto client = std::make_unique<Client>();
-    client->fd = watch(fd, id);
+    client->fd = watch_.add(fd, id);
     if (client->fd < 0) {
         return 0;
     }
@@ -135,11 +79,10 @@ std::uint64_t ExpressLane::add_engine(int fd, std::uint32_t endpoint, std::uint6
                                       std::string origin) {
     const std::uint64_t id = ++last_id_;
     auto engine = std::make_unique<Engine>();
-    engine->fd = watch(fd, id);
+    engine->fd = watch_.add(fd, id);
     if (engine->fd < 0) {
         return 0;
     }
-    engine->epoll = epoll_;
     engine->endpoint = endpoint;
     engine->n_most_uses = n_answers;
     engine->keeps_streams = keeps_streams;
@@ -154,45 +97,24 @@ std::uint64_t ExpressLane::add_engine(int fd, std::uint32_t endpoint, std::uint6
 }
 
 ExpressLane::Round ExpressLane::turn(const Reserve& reserve) {
-    std::array<epoll_event, EVENTS_A_TURN> events;
-    const int n_events = epoll_wait(epoll_, events.data(), EVENTS_A_TURN, 0);
-    for (int index = 0; index < n_events; ++index) {
-        const std::uint64_t id = events[static_cast<std::size_t>(index)].data.u64;
-        if (id == STREAMS || id == TIMER) {
-            on_streams();
-        } else if (const auto client = clients_.find(id); client != clients_.end()) {
+    watch_.look();
+    if (watch_.has_round()) {
+        bool is_flowing = !watch_.streams().empty();
+        for (const std::uint64_t id : watch_.streams()) {
+            if (const auto engine = engines_.find(id); engine != engines_.end()) {
+                is_flowing &= on_engine(id, *engine->second);
+            }
+        }
+        watch_.end_round(is_flowing);  // who waits for the beginning of a stream, or has its end, goes on at once
+    }
+    for (const std::uint64_t id : watch_.ready()) {
+        if (const auto client = clients_.find(id); client != clients_.end()) {
             on_client(id, *client->second, reserve);
         } else if (const auto engine = engines_.find(id); engine != engines_.end()) {
             on_engine(id, *engine->second);
         }
     }
     return end();
-}
-
-// Have the next token told as soon as it is there.
-void ExpressLane::await_streams() {
-    epoll_event event{};
-    event.events = EPOLLIN | EPOLLONESHOT;
-    event.data.u64 = STREAMS;
-    checked(epoll_ctl(epoll_, EPOLL_CTL_MOD, streams_epoll_, &event), "epoll_ctl");
-}
-
-void ExpressLane::on_streams() {
-    std::array<epoll_event, EVENTS_A_TURN> events;
-    const int n_events = epoll_wait(streams_epoll_, events.data(), EVENTS_A_TURN, 0);
-    bool is_flowing = n_events > 0;
-    for (int index = 0; index < n_events; ++index) {
-        const std::uint64_t id = events[static_cast<std::size_t>(index)].data.u64;
-        if (const auto engine = engines_.find(id); engine != engines_.end()) {
-            is_flowing &= on_engine(id, *engine->second);
-        }
-    }
-    if (is_flowing) {
-        const itimerspec round{{0, 0}, {0, ROUND_NS}};
-        checked(timerfd_settime(timer_, 0, &round, nullptr), "timerfd_settime");
-    } else {
-        await_streams();
-    }
 }
 
 ExpressLane::Round ExpressLane::offer(std::uint64_t id, std::string_view data, const Reserve& reserve) {
@@ -250,7 +172,10 @@ void ExpressLane::on_request(std::uint64_t id, Client& client, std::string_view 
     asked.arrived_s = arrived_s;
     asked.sent_s = monotonic_s();
     client.stream.reset();
-    watch_engine(client.engine, engine, taken.is_stream ? streams_epoll_ : epoll_);
+    if (engine.has_stream != taken.is_stream) {
+        engine.has_stream = taken.is_stream;
+        watch_.set_stream(engine.fd, client.engine, taken.is_stream);
+    }
     if (taken.is_stream) {
         std::string head = answer_head(asked, stream_kind_, engine).append("transfer-encoding: chunked\r\n\r\n");
         client.stream.emplace(StreamFlow::Start{true, true, false, std::move(head)});
@@ -384,10 +309,10 @@ void ExpressLane::give_client(std::uint64_t id, std::string_view raw, std::strin
         back.asked = std::move(client.asked);
         const auto engine = engines_.find(client.engine);
         back.n_engine_uses = engine->second->n_uses;
-        unwatch(engine->second->epoll, engine->second->fd);
+        watch_.drop(engine->second->fd, engine->second->has_stream);
         engines_.erase(engine);
     }
-    unwatch(epoll_, client.fd);
+    watch_.drop(client.fd, false);
     clients_.erase(found);
     round_.clients.push_back(std::move(back));
 }
@@ -396,7 +321,7 @@ void ExpressLane::give_engine(std::uint64_t id, std::string_view raw, bool is_sp
     Engine& engine = *engines_.at(id);
     std::vector<std::uint64_t>& idle = idle_[engine.endpoint];
     idle.erase(std::remove(idle.begin(), idle.end(), id), idle.end());
-    unwatch(engine.epoll, engine.fd);
+    watch_.drop(engine.fd, engine.has_stream);
     round_.engines.push_back({id, engine.n_uses, is_spent, std::string(raw)});
     engines_.erase(id);
 }

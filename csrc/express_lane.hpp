@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "express_watch.hpp"
 #include "plain_lane.hpp"
 #include "stream_flow.hpp"
 
@@ -73,7 +74,7 @@ class ExpressLane {
     ExpressLane(const ExpressLane&) = delete;
     ExpressLane& operator=(const ExpressLane&) = delete;
 
-    int fd() const noexcept { return epoll_; }  // readable when `turn` has something to do
+    int fd() const noexcept { return watch_.fd(); }  // readable when `turn` has something to do
 
     // Lend a client whose requests are known by these two headers (data() is null where it sends none); 0 where the
     // system refuses.
@@ -101,11 +102,6 @@ class ExpressLane {
         std::string data;
     };
 
-    int watch(int fd, std::uint64_t id);
-    void unwatch(int epoll, int fd) noexcept;
-    void watch_engine(std::uint64_t id, Engine& engine, int epoll);
-    void await_streams();
-    void on_streams();
     void on_client(std::uint64_t id, Client& client, const Reserve& reserve);
     void on_request(std::uint64_t id, Client& client, std::string_view data, const Reserve& reserve);
     bool on_engine(std::uint64_t id, Engine& engine);
@@ -122,9 +118,7 @@ class ExpressLane {
     const std::string id_prefix_;
     const std::string stream_kind_;
     const std::size_t most_body_bytes_;
-    const int epoll_;
-    const int streams_epoll_;  // engines whose answers are streams; in epoll_ itself, but while the timer runs
-    const int timer_;
+    ExpressWatch watch_;
     std::uint64_t last_id_ = 0;
     std::uint64_t n_asked_ = 0;
     std::unordered_map<std::uint64_t, std::unique_ptr<Client>> clients_;
