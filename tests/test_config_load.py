@@ -190,7 +190,8 @@ def test_anchors_and_merge_keys_work() -> None:
         ("port: 80", "config.yaml:1: port belongs under `server:`"),
         ("temperature: 1", "config.yaml:1: temperature belongs under `defaults:`"),
         ("max_concurrent: 1", "config.yaml:1: max_concurrent belongs under `limits:`"),
-        ("limits: {max_concurrent: 0}", "config.yaml:1: limits.max_concurrent: expected a whole number >= 1 or null, got 0"),
+        ("limits: {max_concurrent: 0}",
+         "config.yaml:1: limits.max_concurrent: expected a whole number >= 1 or null, got 0"),
         ("source: x", "config.yaml:1: source belongs to one model, under `models:`"),
         ("models:\n  m:\n    models_dir: x", "config.yaml:3: models.m.models_dir: models_dir belongs at the top level"),
         ("max_seq_len: many", "config.yaml:1: max_seq_len: expected a whole number >= 16 or auto, got 'many'"),
@@ -269,7 +270,7 @@ def test_every_foreign_key_leads_to_a_key_of_ours() -> None:
         ("gpu_layers: 33", "gpu_layers 33: no GPU engine is here yet"),
         ("experts_on_cpu: 3", "experts_on_cpu 3: no GPU engine is here yet"),
         ("kv_cache_dtype: fp8", "kv_cache_dtype 'fp8': did you mean q8_0?"),
-        ("engine: vllm", "engine: expected llamacpp, got 'vllm'"),
+        ("engine: vllm", "engine: expected command or llamacpp, got 'vllm'"),
     ],
 )
 def test_a_value_that_cannot_be_honoured_is_refused(text: str, expected: str) -> None:

@@ -53,6 +53,9 @@ class StubSupervisor:
     def register(self, model_id: str, factory: Any, release: Any, **more: Any) -> None:
         self._models.append(model_id)
 
+    def load_percent(self, model_id: str) -> int | None:
+        return None
+
     async def ensure_ready(self, model_id: str) -> EngineAddress:
         return self._address
 

@@ -58,7 +58,7 @@ def _row(model: dict[str, Any]) -> list[str]:
     settings = plan["settings"] if plan else None
     return [
         shown(model["id"]),
-        f"[{colour}]{model['state']}[/]{_ready_of(model)}",
+        f"[{colour}]{model['state']}[/]{_ready_of(model)}{_percent_of(model)}",
         f"{sum(device['total_bytes'] for device in plan['devices']) / MIB:.0f} MiB" if plan else "-",
         f"{measured / MIB:.0f} MiB" if measured else "-",
         f"{model['anonymous_bytes'] / MIB:.0f} MiB" if model["anonymous_bytes"] else "-",
@@ -74,6 +74,12 @@ def _ready_of(model: dict[str, Any]) -> str:
     """` 1/2`: engines that are ready, of a model that has several."""
     replicas = model.get("extra", {}).get("replicas")
     return f" {sum(each['state'] == 'ready' for each in replicas)}/{len(replicas)}" if replicas else ""
+
+
+def _percent_of(model: dict[str, Any]) -> str:
+    """` 40 %`: how far a load has come, where that is known."""
+    percent = model.get("extra", {}).get("load_percent")
+    return f" {percent} %" if percent is not None else ""
 
 
 def _doing(requests: list[dict[str, Any]]) -> str:

@@ -25,6 +25,9 @@ class Engine(Protocol):
     pid: int | None
     limit_hit: LimitHit | None  # set once it has ended, where its memory limit was the cause
 
+    @property
+    def load_percent(self) -> int | None: ...  # None: not known
+
     async def start(self) -> EngineAddress: ...
     async def stop(self) -> bool: ...
     async def wait_exit(self) -> str: ...

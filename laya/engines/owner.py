@@ -84,6 +84,11 @@ class ModelOwner:
         if self._engine is not None:
             self._engine.kill()
 
+    @property
+    def load_percent(self) -> int | None:
+        """How far the load has come; None where none goes on, or nothing is known of it."""
+        return self._engine.load_percent if self.state == "loading" and self._engine is not None else None
+
     def status(self) -> ModelStatus:
         """`since_s` is how long the state has lasted; `measured_bytes` outlives the engine."""
         reading = self._held.note(self._engine)
@@ -100,7 +105,12 @@ class ModelOwner:
             error=self.error,
             restarts=self._restarts,
             anonymous_bytes=reading.anonymous_bytes if reading is not None else 0,
-            extra={"waiting": len(self._waiters), "load_s": self._load_s, "retry_in_s": self._back_off.wait_s(now_s)},
+            extra={
+                "waiting": len(self._waiters),
+                "load_s": self._load_s,
+                "load_percent": self.load_percent,
+                "retry_in_s": self._back_off.wait_s(now_s),
+            },
         )
 
     # The run loop: the only place where a state changes.

@@ -30,6 +30,7 @@ from laya.engines.child import Child
 from laya.engines.cpu import CPUINFO, check_cpu
 from laya.engines.log import EngineLog
 from laya.engines.probe import until_it_answers
+from laya.engines.progress import LoadProgress
 from laya.engines.settings import EngineSettings
 from laya.errors import EngineFailed, EngineOutOfMemory
 from laya.types import KIB, EngineAddress
@@ -82,6 +83,8 @@ class EngineProcess:
         self.started_at: float | None = None  # Unix time
         self.exit_reason: str | None = None
         self.limit_hit: LimitHit | None = None  # set before `exit_reason`, where the memory limit was the cause
+        files = [path for path in (settings.path, settings.mmproj, settings.draft) if path is not None]
+        self._progress = LoadProgress(files, are_mapped=settings.planned.mmap)
         self._ceilings = ceilings
         self._ceiling: Ceiling | None = None
         self._cpuinfo = cpuinfo
@@ -102,6 +105,7 @@ class EngineProcess:
             check_cpu(self._cpuinfo)
         child = self._spawn()
         timeout_s = self.settings.load_timeout_s
+        following = asyncio.ensure_future(self._progress.follow(child.pid))
         try:
             self.address = await asyncio.wait_for(self._unless_exited(child, self._become_ready()), timeout_s)
         except BaseException as error:
@@ -110,8 +114,15 @@ class EngineProcess:
             if isinstance(error, asyncio.TimeoutError):
                 raise self._failure(f"not ready after {timeout_s:g} s (load_timeout_s)") from None
             raise
+        finally:
+            following.cancel()
         self.state = "ready"
         return self.address
+
+    @property
+    def load_percent(self) -> int | None:
+        """How far the load has come, as far as that is known; it only rises."""
+        return self._progress.percent
 
     async def stop(self) -> bool:
         """SIGTERM, then SIGKILL; True when the child is reaped, or never was; False: the kernel still holds it."""

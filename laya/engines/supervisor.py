@@ -84,6 +84,11 @@ class Supervisor:
         owner = self._owners.get(model_id)
         return owner.address if owner is not None else None
 
+    def load_percent(self, model_id: str) -> int | None:
+        """How far the load of an engine has come; None where none goes on, or nothing is known of it."""
+        owner = self._owners.get(model_id)
+        return owner.load_percent if owner is not None else None
+
     async def ensure_ready(self, model_id: str) -> EngineAddress:
         """Load if need be; any number of callers share one load, and one that leaves does not end it for the others.
 

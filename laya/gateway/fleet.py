@@ -24,6 +24,7 @@ from laya.gateway.events import Events
 from laya.gateway.health import Health
 from laya.gateway.idling import unload_idle
 from laya.gateway.launch import check_servable, check_task, engine_settings, pooling_of
+from laya.gateway.load_events import LoadEvents
 from laya.gateway.loading import Loading
 from laya.gateway.outgrown import Outgrown
 from laya.gateway.relief import Relief
@@ -77,6 +78,7 @@ class Fleet(Shown):
         self.draining = Draining(self)
         self.health = Health(self)
         self.watch = Watch(self)
+        self._load_events = LoadEvents(self)
         self._outgrown = Outgrown()
         self.started_with: dict[str, tuple[ResolvedModel, ModelFile]] = {}  # by the names of engines
         self._windows: dict[str, tuple[float, int | None]] = {}
@@ -215,6 +217,7 @@ class Fleet(Shown):
     # what engines do
     def engine_changed(self, name: str, state: ModelState, address: EngineAddress | None) -> None:
         endpoint = self._by_name[name]
+        self._load_events.changed(endpoint, is_ready=state == "ready")
         if state == "ready" and address is not None:
             self.open(endpoint, address)
             return
@@ -265,6 +268,7 @@ class Fleet(Shown):
         if now_s - self._measured_s >= MEASURE_EVERY_S:
             self._measured_s = now_s
             self.loading.post_measured()
+        self._load_events.sweep()
         sweep_waiting(self, now_s)
         unload_idle(self, now_s)
         self.together.sweep(now_s)

@@ -22,11 +22,14 @@ def sweep_waiting(fleet: Fleet, now_s: float) -> None:
         if endpoint.queue:
             endpoint.expire(now_s)
             if silent_s:
-                _tell(endpoint, silent_s, now_s)
+                _tell(fleet, endpoint, silent_s, now_s)
 
 
-def _tell(endpoint: Endpoint, silent_s: float, now_s: float) -> None:
-    what = b"loading" if endpoint.pool is None else b"waiting"
+def _tell(fleet: Fleet, endpoint: Endpoint, silent_s: float, now_s: float) -> None:
+    what = b"waiting"
+    if endpoint.pool is None:
+        percent = fleet.supervisor.load_percent(endpoint.name)
+        what = b"loading" if percent is None else b"loading %d %%" % percent
     for exchange in endpoint.queue:
         parsed, waited_s = exchange.parsed, now_s - exchange.read_s
         if parsed is None or not parsed.wants_stream or waited_s < silent_s or now_s - exchange.noted_s < NOTE_EVERY_S:

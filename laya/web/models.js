@@ -47,7 +47,9 @@ export class Models {
     ].map((part) => row.querySelector(part));
     write(name, model.id);
     state.className = `state ${model.state}`;
-    write(state, model.state === "loading" ? `loading, ${span(model.since_s)}` : model.state);
+    const percent = model.extra?.load_percent;
+    const loading = `loading${percent == null ? "" : ` ${percent} %`}, ${span(model.since_s)}`;
+    write(state, model.state === "loading" ? loading : model.state);
     const [action, words] = ACTIONS[model.state] ?? [null, model.state];
     const isWaiting = this.asked.get(model.id) === action;
     button.dataset.action = action ?? "";
@@ -88,13 +90,13 @@ export class Models {
   }
 }
 
-/** A load is as far as the memory it fills: measured of planned. */
+/** A load is as far as the server says; not known: it merely goes on. */
 function drawProgress(progress, model) {
   progress.hidden = model.state !== "loading";
   if (progress.hidden) return;
   progress.setAttribute("aria-label", `Loading ${model.id}`);
-  const planned = model.plan?.devices.reduce((sum, device) => sum + device.total_bytes, 0);
-  if (planned && model.pid && model.measured_bytes) progress.value = Math.min(0.99, model.measured_bytes / planned);
+  const percent = model.extra?.load_percent;
+  if (percent != null) progress.value = percent / 100;
   else progress.removeAttribute("value");
 }
 

@@ -356,7 +356,10 @@ def test_entry_whose_file_is_missing_costs_that_model_alone(
     states = {model["id"]: model for model in get(server, "/admin/state").json()["models"]}
     assert states[MODEL]["state"] == "ready"
     assert states["late"]["state"] == "failed" and "late.gguf" in states["late"]["error"]
-    assert [event["kind"] for event in get(server, "/admin/events").json()["events"]] == ["model_failed"]
+    events = get(server, "/admin/events").json()["events"]
+    assert [event["kind"] for event in events if event["level"] == "warning"] == ["model_failed"]
+    percents = [event["figures"]["percent"] for event in events if event["kind"] in ("loading", "ready")]
+    assert percents == sorted(percents) and percents[-1] == 100
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     messages: Any = [{"role": "user", "content": "Hi"}]
     with pytest.raises(openai.UnprocessableEntityError, match=r"late\.gguf"):

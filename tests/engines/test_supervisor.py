@@ -26,6 +26,7 @@ class FakeEngine:
     def __init__(self, number: int, spawning: bool) -> None:
         self.number = number
         self.pid: int | None = None
+        self.load_percent: int | None = None
         self.spawning = spawning
         self.gone = True  # what stop answers
         loop = asyncio.get_running_loop()

@@ -54,8 +54,15 @@ class Served:
 def test_ten_callers_share_one_process(make_settings: MakeSettings, smollm2_path: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
         served = Served(make_settings(smollm2_path), tmp_path)
-        addresses = await asyncio.gather(*(served.supervisor.ensure_ready("small") for _ in range(10)))
-        assert len(set(addresses)) == 1
+        supervisor, told = served.supervisor, []
+        loads = asyncio.gather(*(supervisor.ensure_ready("small") for _ in range(10)))
+        while not loads.done():
+            told.append(supervisor.load_percent("small"))
+            await asyncio.sleep(0.01)
+        assert len(set(loads.result())) == 1
+        percents = [percent for percent in told if percent is not None]
+        assert percents == sorted(percents) and all(percent <= 99 for percent in percents), "before its first token"
+        assert supervisor.load_percent("small") is None
         assert served.reserved == 1
         log = served.supervisor.logs("small")
         assert len([line for line in log.tail() if "started, pid" in line]) == 1

@@ -17,6 +17,7 @@ from laya.engines.settings import EngineSettings
 from laya.engines.supervisor import Supervisor
 from laya.errors import EngineFailed
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.events import Event
 from laya.gateway.fleet import Fleet
 from laya.memory import Budget, Machine
 from laya.memory.correction import NOTHING_LEARNED, TERM, Correction
@@ -53,6 +54,7 @@ class WorldEngine:
         self.name = settings.engine_name
         self.ceiling_bytes = settings.ceiling_bytes
         self.pid: int | None = None
+        self.load_percent: int | None = None
         self.limit_hit: LimitHit | None = None
         self.held_bytes = 0
         self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -141,6 +143,10 @@ class World:
     def _make(self, settings: EngineSettings, log: EngineLog) -> WorldEngine:
         engine = self.engines[settings.engine_name] = WorldEngine(self, settings)
         return engine
+
+    def events(self) -> list[Event]:
+        """What happened, but that engines became ready."""
+        return [event for event in self.fleet.events.after() if event.kind != "ready"]
 
     def endpoint(self, model_id: str) -> Endpoint:
         return self.fleet.find(model_id)

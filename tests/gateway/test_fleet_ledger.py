@@ -127,7 +127,7 @@ async def test_request_for_a_model_that_fits_once_another_is_done_waits_for_it(m
     await until_learned(world)
     assert (request.error, world.loaded()) == (None, {"a"})
     assert world.endpoint("a").no_room is None
-    evicted = world.fleet.events.after()[-1]
+    evicted = world.events()[-1]
     assert (evicted.kind, evicted.model, evicted.figures) == ("evicted", "auto", {"held_bytes": 562})
     assert evicted.text == "'auto' was idle and is unloaded to make room for 'a'"
     world.check_books()
@@ -196,7 +196,7 @@ async def test_anyway_makes_nobody_leave_for_what_does_not_fit_even_then(make_wo
         await world.load("big", anyway=True)
     assert world.engines["big"].ceiling_bytes == 200 << 20
     assert world.loaded() == {"a", "b"}
-    assert world.fleet.events.after() == []
+    assert world.events() == []
     world.check_books()
     await world.close()
 

@@ -83,7 +83,7 @@ async def test_reload_of_the_same_file_changes_nothing(place: Place) -> None:
     await place.settled()
     assert not report.has_changes and report == Report(dry_run=False)
     assert place.pids() == pids
-    assert place.fleet.events.after(0) == []
+    assert place.world.events() == []
 
 
 async def test_dry_run_says_all_and_does_nothing(place: Place) -> None:
@@ -269,7 +269,7 @@ async def test_wrong_file_changes_nothing_and_says_why(place: Place, text: str, 
     assert place.ids() == ["a"] and place.n_in_force == 0
     assert (place.pids(), msgspec.to_builtins(place.fleet.config, enc_hook=str)) == before
     await place.reloader.reload_and_tell()
-    (event,) = place.fleet.events.after(0)
+    (event,) = place.world.events()
     assert event.kind == "reload_failed" and word in event.text
 
 

@@ -115,7 +115,7 @@ async def test_model_that_is_never_idle_gives_way_and_comes_back(world: World) -
     request = ask(world, "b")
     await asyncio.wait_for(request.done.wait(), 10)
     assert request.error is None
-    gone = world.fleet.events.after()
+    gone = world.events()
     assert [(event.kind, event.model) for event in gone][:2] == [("gives_way", "a"), ("evicted", "a")]
     assert gone[0].text == "'a' finishes what runs and gives its memory to 'b'"
     n_before = hammer.n_served

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,34 @@ async def test_stream_that_waits_is_told_so_and_then_served(tmp_path: Path) -> N
         rest = (await waits.reader.readuntil(b"\r\n0\r\n\r\n")).decode()
         assert "HTTP/1.1" not in rest and rest.count("data: [DONE]") == 1
         assert await gate.settled() == {"served": 2}
+
+
+async def test_stream_that_waits_for_a_load_is_told_how_far_it_is_and_so_are_the_events(tmp_path: Path) -> None:
+    percent: int | None = None
+    go_on = asyncio.Event()
+    async with front(tmp_path, hello, loaded=False) as gate:
+        supervisor, fleet = gate.supervisor, gate.gateway.fleet
+        load = supervisor.ensure_ready
+
+        async def slowly(model_id: str) -> Any:
+            await go_on.wait()
+            return await load(model_id)
+
+        supervisor.ensure_ready = slowly  # type: ignore[method-assign]
+        supervisor.load_percent = lambda name: percent  # type: ignore[method-assign]
+        client = await gate.client()
+        client.send(chat(stream=True))
+        await until(lambda: len(gate.endpoint.queue) == 1)
+        assert (await comments(gate, client, 6)).endswith(": loading, 6 s\n\n\r\n")
+        for percent, after_s in ((0, 10), (45, 14), (47, 18), (99, 22)):
+            told = await comments(gate, client, after_s + 0.5)
+            assert told.endswith(f": loading {percent} %, {after_s} s\n\n\r\n")
+        go_on.set()
+        rest = (await client.reader.readuntil(b"\r\n0\r\n\r\n")).decode()
+        assert rest.count("data: [DONE]") == 1
+        fleet.engine_changed("stub", "ready", gate.addresses[0])
+        events = [(each.kind, each.figures["percent"]) for each in gate.gateway.events.after(0)]
+        assert events == [("loading", 0), ("loading", 45), ("loading", 99), ("ready", 100)]
 
 
 async def test_refusal_after_a_comment_is_an_event(tmp_path: Path) -> None:

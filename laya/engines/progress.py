@@ -1,0 +1,97 @@
+"""Owns: how far a load has come, in percent of the bytes of the model's files, by what the kernel says of the child.
+
+Of files that are mapped it is what of them is in the child's memory; of files that are read, what it has read since it
+opened one of them. So it is the same for every engine, and where the kernel says nothing nothing is claimed. Warming up
+comes after the last byte, so 100 is never reached here: that is said by the engine's first answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from laya.types import KIB
+
+LOOK_EVERY_S = 0.25
+MOST_SHARE_OF_TIME = 0.05  # spent looking: to count the pages of a very large file takes the kernel a while
+_ALMOST = 99
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+_MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ ")
+
+
+class LoadProgress:
+    """Of one child. `percent` only rises; None: not known, or not begun."""
+
+    def __init__(self, files: Iterable[Path], *, are_mapped: bool) -> None:
+        self.percent: int | None = None
+        self._files = {os.path.realpath(part) for file in files for part in _parts(file)}
+        self._look = _mapped_bytes if are_mapped else self._read_bytes
+        self._read_before_bytes: int | None = None
+
+    async def follow(self, pid: int) -> None:
+        """Look again and again, beside the loop, until cancelled."""
+        try:
+            all_bytes = sum(os.path.getsize(file) for file in self._files)
+        except OSError:  # a file is gone; its engine says so
+            return
+        while True:
+            began_s = time.monotonic()
+            n_bytes = await asyncio.to_thread(self._look, pid, self._files)
+            if n_bytes is not None:
+                self.percent = max(self.percent or 0, min(_ALMOST, 100 * n_bytes // all_bytes))
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(LOOK_EVERY_S, took_s / MOST_SHARE_OF_TIME))
+
+    def _read_bytes(self, pid: int, files: set[str]) -> int | None:
+        """Bytes that the child has read since it was first seen with one of the files open."""
+        n_bytes = _all_read_bytes(pid)
+        if n_bytes is None or (self._read_before_bytes is None and not _has_open(pid, files)):
+            return None
+        if self._read_before_bytes is None:
+            self._read_before_bytes = n_bytes
+        return n_bytes - self._read_before_bytes
+
+
+def _mapped_bytes(pid: int, files: set[str]) -> int | None:
+    """Bytes of these files that are in the child's memory; None where it has mapped none of them."""
+    wanted = [[file] for file in files]
+    n_bytes, is_ours = None, False
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps", errors="surrogateescape") as lines:
+        for line in lines:
+            if _MAPPING.match(line):  # address, rights, offset, device, inode, path
+                is_ours = line.rstrip("\n").split(maxsplit=5)[5:] in wanted
+            elif is_ours and line.startswith("Rss:"):
+                n_bytes = (n_bytes or 0) + int(line.split()[1]) * KIB
+    return n_bytes
+
+
+def _all_read_bytes(pid: int) -> int | None:
+    """Bytes that came of every read call, from the disk or from the page cache."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^rchar: (\d+)$", Path(f"/proc/{pid}/io").read_text(), re.MULTILINE)
+        return int(found[1]) if found else None
+    return None
+
+
+def _has_open(pid: int, files: set[str]) -> bool:
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry.path) in files:
+                    return True
+    return False
+
+
+def _parts(file: Path) -> list[Path]:
+    """All files of a split model, of which one is named."""
+    found = _PART.search(file.name)
+    if found is None:
+        return [file]
+    stem = file.name[: found.start()]
+    parts = [file.with_name(f"{stem}-{n:05}-of-{found[1]}.gguf") for n in range(1, int(found[1]) + 1)]
+    return [part for part in parts if part.exists()]
