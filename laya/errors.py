@@ -85,6 +85,12 @@ class NotFound(LayaError):
     code, type, http_status, exit_code = "not_found", "invalid_request_error", 404, 2
 
 
+class Conflict(InvalidRequest):
+    """What is asked for contradicts what is there, and does so again when it is asked again."""
+
+    code, http_status = "conflict", 409
+
+
 class PreviousResponseNotFound(NotFound):
     """A conversation that can't be gone on with, since a turn of it is not there."""
 

@@ -41,8 +41,9 @@ def usage(
 
 
 def _rows(by: str, since: str) -> list[dict[str, Any]]:
+    params = {"by": by} | ({"since": since} if since else {})
     try:
-        found: list[dict[str, Any]] = ServerClient().get("/admin/usage", {"by": by, "since": since})["usage"]
+        found: list[dict[str, Any]] = ServerClient().get("/admin/usage", params)["usage"]
     except NoServer:
         path = home_path() / DATABASE
         if os.environ.get("LAYA_URL"):  # a server was meant, not this machine's store

@@ -13,6 +13,7 @@ from laya.errors import ConfigError
 from laya.types import PRIORITIES, KeyGrant
 
 _SPAN = re.compile(r"\s*(\d+(\.\d+)?[smhd])+\s*")
+_NO_CALENDAR_S = 253402300800.0  # Unix time of the year 10000
 MIN_KEY_CHARS = 16  # a shorter one could be found from its hash
 
 
@@ -60,4 +61,6 @@ def expiry_of(text: str) -> float:
     end_s = time.time() + (parse_duration(text) or 0) if is_span else parse_moment(text)
     if end_s <= time.time():
         raise ConfigError(f"{text!r} is past", param="expires")
+    if end_s >= _NO_CALENDAR_S:
+        raise ConfigError(f"{text!r} is after the year 9999", param="expires")
     return end_s

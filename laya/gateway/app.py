@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from laya.errors import InvalidRequest, LayaError, NotFound, nearest
+from laya.gateway import openapi
 from laya.gateway.auth import KeyRing, with_bearer
 from laya.gateway.desk import Desk
 from laya.gateway.envelopes import answer_error
@@ -100,6 +101,7 @@ def build_app(desk: Desk, keys: LiveKeys, lifespan: Any) -> ASGIApp:
         Route("/metrics", desk.metrics),
         Route("/v1/models", desk.models),
         Route("/v1/models/{model_id:path}", desk.model),
+        Route(openapi.PATH, openapi.answer),
         Route("/admin/state", desk.state),
         Route("/admin/events", desk.events),
         Route("/admin/route/explain", desk.explain),
@@ -111,6 +113,9 @@ def build_app(desk: Desk, keys: LiveKeys, lifespan: Any) -> ASGIApp:
         *KeyDesk(keys, own, desk.fleet).routes(),
         *desk.apis,
     ]
+    for route in routes:
+        if route.path.startswith(openapi.PREFIX):
+            route.app = openapi.StrictQuery(route.app, route.path)
     known = [route.path for route in routes if "{" not in route.path] + [path.decode() for path in HOT_PATHS]
 
     async def on_http_error(request: Request, error: Exception) -> Response:

@@ -185,8 +185,10 @@ class Desk:
         group = self.fleet.replicas(self.fleet.find(request.path_params["model_id"]))
         value = request.query_params.get("replica", "1")
         number = whole_number(value)
-        if number is None or not 1 <= number <= len(group):
-            raise InvalidRequest(f"'replica' is '{value}': expected 1 to {len(group)}.", param="replica")
+        if not number:
+            raise InvalidRequest(f"'replica' is '{value}': expected a number from 1 on.", param="replica")
+        if number > len(group):
+            raise NotFound(f"'{group[0].model_id}' has no replica {number}, only {len(group)}.", param="replica")
         return group[number - 1]
 
     async def logs(self, request: Request) -> Response:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laya.errors import InvalidRequest, nearest
+from laya.errors import InvalidRequest
 from laya.gateway.fields import whole_number
 from laya.gateway.heads import PRIORITY, priority_of
 from laya.routing import Explanation, prefix_blocks
@@ -21,16 +21,12 @@ from laya.types import EndpointKind
 if TYPE_CHECKING:
     from laya.gateway.fleet import Fleet
 
+PROMPT_TOKENS_MOST = 2**32 - 1
 BYTES_PER_TOKEN = 4  # of English text; a request is bounded by what is counted of it
-NAMES = ("model", "header", "key", "kind", "priority", "session", "prompt", "prompt_tokens")
 
 
 def explain_live(fleet: Fleet, query: Mapping[str, str], headers: Sequence[str]) -> Told:
-    """query: the fields of `NAMES`; headers: `x-team: research`, each. Raises InvalidRequest, ModelNotFound."""
-    for name in query:
-        if name not in NAMES:
-            close = nearest(name, NAMES)
-            raise InvalidRequest(f"'{name}' is no field of a request here; {close or ', '.join(NAMES)}?", param=name)
+    """query: by the names of `openapi.py`; headers: `x-team: research`, each. Raises InvalidRequest, ModelNotFound."""
     if not query.get("model"):
         raise InvalidRequest(f"'model' is missing. This server has: {fleet.names_text()}.", param="model")
     rules, prompt = Rules(fleet.config.routing), query.get("prompt", "")
@@ -71,7 +67,7 @@ def _kind(name: str) -> EndpointKind:
 
 def _count(text: str) -> int:
     count = whole_number(text)
-    if count is None or count >= 2**32:
+    if count is None or count > PROMPT_TOKENS_MOST:
         raise InvalidRequest(f"'prompt_tokens' is '{text}': expected a whole number.", param="prompt_tokens")
     return count
 

@@ -23,11 +23,12 @@ _TYPE_OF = re.compile(r"([^.\[\]]+)(?:\[\d+\])?\.type$")  # the field whose valu
 _SHOWN_MOST = 60
 _NULL = (None,)
 _DIGITS_MOST = 18  # Python refuses to read numbers of thousands of digits, with an error of another kind
+WHOLE_NUMBER_MOST = 10**_DIGITS_MOST - 1
 
 
 def whole_number(text: str) -> int | None:
     """The whole number that a query parameter says, not negative; None where it says anything else."""
-    return int(text) if text.isdecimal() and len(text) <= _DIGITS_MOST else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MOST else None
 
 
 def read_fields(

@@ -26,25 +26,40 @@ from laya.gateway.live_keys import LiveKeys
 from laya.gateway.own import OwnRequests
 from laya.types import PRIORITIES, KeyGrant, KeyRole
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_EXPIRES = "^[1-9][0-9]{0,3}[smhd]$"  # the simplest form, and never past
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+# what the admin API's document says of words; a wrong one is told in a sentence of ours
+Name = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": f"^{_NAME.pattern}$"})]
+Role = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(get_args(KeyRole))})]
+Priority = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(PRIORITIES)})]
+Expires = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": _EXPIRES, "examples": ["30d"]})]
 _PRIORITIES = ("priority", "max_priority")
 _LIMITS = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
+
+
+def _whole(text: str) -> float:
+    """JSON has one kind of number: 5.0 is whole."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+_OBJECT = msgspec.json.Decoder(dict[str, Any], float_hook=_whole)
 
 
 class AskedKey(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A key as it is asked for. role: None is user, and admin for the first key of all. sha256: of a key that is there
     already; None makes one. expires: a day, a moment, or a time from now such as 30d."""
 
-    name: str
-    role: str | None = None
+    name: Name
+    role: Role | None = None
     models: list[str] = []
-    expires: str | None = None
+    expires: Expires | None = None
     max_concurrent: Count | None = None
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
-    priority: str | None = None
-    max_priority: str | None = None
+    priority: Priority | None = None
+    max_priority: Priority | None = None
     sha256: Sha256 | None = None
 
 
@@ -169,8 +184,8 @@ class KeyDesk:
 
     async def _create(self, request: Request) -> Response:
         try:
-            asked = msgspec.json.decode(await small_body(request), type=AskedKey)
-        except msgspec.DecodeError as error:
+            asked = msgspec.convert(_OBJECT.decode(await small_body(request)), AskedKey)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"This describes no key: {error}.".replace("`", "'")) from None
         return reply(await make(self._keys, asked, await self._known() if asked.models else ()), 201)
 

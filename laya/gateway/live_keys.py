@@ -16,7 +16,7 @@ from pathlib import Path
 from laya.config import ServerConfig
 from laya.config.hosts import is_loopback
 from laya.config.keys import grant_of
-from laya.errors import InvalidRequest, LayaError
+from laya.errors import Conflict, InvalidRequest, LayaError
 from laya.gateway.account import Key
 from laya.gateway.auth import KeyRing
 from laya.store import Store, no_key, stamp_of
@@ -75,7 +75,10 @@ class LiveKeys(KeyRing):
         self.replace(self._all(self._kept))
 
     async def create(self, grant_for: Callable[[bool], KeyGrant]) -> KeyGrant:
-        """A new key, in force when this returns. grant_for: told whether it is the first. Raises InvalidRequest."""
+        """A new key, in force when this returns. grant_for: told whether it is the first.
+
+        Raises InvalidRequest, Conflict.
+        """
         async with self._changing:
             await self.refresh()
             grant = grant_for(not self.keys)
@@ -85,7 +88,7 @@ class LiveKeys(KeyRing):
             return made
 
     async def revoke(self, name: str) -> Key:
-        """End a key at once for new requests; gives it, with what it still runs. Raises NotFound, InvalidRequest."""
+        """End a key at once for new requests; gives it, with what it still runs. Raises NotFound, Conflict."""
         async with self._changing:
             await self.refresh()
             key = self.find(name)
@@ -127,11 +130,11 @@ def drop_key(database: Path, name: str) -> None:
 
 
 def check_new(grant: KeyGrant, present: list[KeyGrant]) -> None:
-    """Raises InvalidRequest for a name that is taken, and for a first key that is not an unrestricted admin's."""
+    """Raises Conflict for a name that is taken, InvalidRequest for a first key that is not an unrestricted admin's."""
     for each in present:
         if each.name == grant.name:
             where = "in config.yaml" if each.created_s is None else f"; `laya key revoke {grant.name}` ends it"
-            raise InvalidRequest(f"There is a key named '{grant.name}' already{where}.", param="name")
+            raise Conflict(f"There is a key named '{grant.name}' already{where}.", param="name")
     if not any(lasts(each) for each in present) and not (grant.role == "admin" and is_unrestricted(grant)):
         command = "laya key create me" + (" --role admin" if present else "")
         raise InvalidRequest(
@@ -148,20 +151,20 @@ def is_unrestricted(grant: KeyGrant) -> bool:
 
 
 def check_revocable(grant: KeyGrant, present: list[KeyGrant], *, may_be_open: bool) -> None:
-    """Raises InvalidRequest for a key of the config, and for the last admin key while others need it."""
+    """Raises Conflict for a key of the config, and for the last admin key while others need it."""
     if grant.created_s is None:
-        raise InvalidRequest(f"The key '{grant.name}' stands in config.yaml (server.api_keys): take it out there.")
+        raise Conflict(f"The key '{grant.name}' stands in config.yaml (server.api_keys): take it out there.")
     others = [each for each in present if each.name != grant.name]
     if grant.role != "admin" or any(lasts(each) for each in others):
         return
     if others:
-        raise InvalidRequest(
+        raise Conflict(
             f"'{grant.name}' is the last admin key while there are others ({', '.join(each.name for each in others)}): "
             f"make another admin key first, or revoke those.",
             param="name",
         )
     if not may_be_open:
-        raise InvalidRequest(
+        raise Conflict(
             f"'{grant.name}' is the last key of a server that listens to its network, which is never open: "
             f"make another admin key first.",
             param="name",

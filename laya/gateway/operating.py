@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
     from laya.gateway.server import Gateway
 
-_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+_DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class ConfigSource(NamedTuple):
@@ -113,13 +113,13 @@ class Operating:
 
     async def _usage(self, request: Request) -> Response:
         """`?by=model` (or key, day): sums; none: rows of each. `?since=2026-01-31`: that day (UTC) and later."""
-        by, since = request.query_params.get("by", ""), request.query_params.get("since", "")
-        if by not in ("", "model", "key", "day"):
+        by, since = request.query_params.get("by"), request.query_params.get("since")
+        if by not in (None, "model", "key", "day"):
             raise InvalidRequest(f"'by' is '{by}': expected model, key or day.", param="by")
-        if since and not _DAY.fullmatch(since):
+        if since is not None and not _DAY.fullmatch(since):
             raise InvalidRequest(f"'since' is '{since}': expected a day such as 2026-01-31.", param="since")
-        rows = await self.meter.since(since)
-        return reply({"by": by, "since": since, "usage": grouped(rows, by) if by else rows})
+        rows = await self.meter.since(since or "")
+        return reply({"by": by or "", "since": since or "", "usage": grouped(rows, by) if by else rows})
 
     async def _drain(self, request: Request) -> Response:
         """Does not wait: the state says when the model is unloaded."""

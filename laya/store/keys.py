@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import peewee
 
-from laya.errors import InvalidRequest, NotFound, nearest
+from laya.errors import Conflict, NotFound, nearest
 from laya.store.database import Tables
 from laya.types import KeyGrant
 
@@ -50,7 +50,7 @@ class KeyTables(Tables):
             return [_grant(row) for row in query.execute(self._database)]
 
     def keep_key(self, grant: KeyGrant) -> KeyGrant:
-        """Keep a new key; gives it with the time it was made and an id. Raises InvalidRequest for a name taken."""
+        """Keep a new key; gives it with the time it was made and an id. Raises Conflict for a name taken."""
         grant = msgspec.structs.replace(grant, created_s=time.time(), id=f"key_{secrets.token_hex(12)}")
         row = msgspec.to_builtins(grant) | {"models": json.dumps(grant.models)}
         with self._faults():
@@ -84,8 +84,8 @@ def stamp_of(path: Path) -> Path:
     return path.with_name(path.name + "-keys")
 
 
-def name_taken(name: str) -> InvalidRequest:
-    return InvalidRequest(f"There is a key named '{name}' already; `laya key revoke {name}` ends it.", param="name")
+def name_taken(name: str) -> Conflict:
+    return Conflict(f"There is a key named '{name}' already; `laya key revoke {name}` ends it.", param="name")
 
 
 def no_key(name: str, names: list[str]) -> NotFound:

@@ -69,7 +69,7 @@ async def test_rule_that_takes_a_request_is_named(tmp_path: Path) -> None:
         ([("model", "stub"), ("kind", "talk")], 400, "'kind' is 'talk': expected chat or completion"),
         ([("model", "stub"), ("prompt_tokens", "-1")], 400, "'prompt_tokens' is '-1'"),
         ([("model", "stub"), ("header", "nothing")], 400, "'header' is 'nothing'"),
-        ([("model", "stub"), ("sesion", "x")], 400, "'sesion' is no field of a request here; session?"),
+        ([("model", "stub"), ("sesion", "x")], 400, "'sesion' is no parameter here. Did you mean 'session'?"),
     ],
 )
 async def test_wrong_question_is_answered_in_a_sentence(

@@ -336,9 +336,9 @@ async def test_admin_makes_a_key_that_is_shown_once(tmp_path: Path) -> None:
         ({"name": "x", "expires": "yesterday"}, "yesterday"),
         ({"name": "x", "expires": "2001-01-01"}, "past"),
         ({"name": "x", "sha256": "abc"}, "sha256"),
-        ({"name": "admin"}, "'admin' already"),
-        ({"name": "tests"}, "in config.yaml"),
         ({}, "name"),
+        ({"name": "x", "expires": "99999999d"}, "year 9999"),
+        ({"name": "x", "max_concurrent": 1.5}, "max_concurrent"),
         ([], "describes no key"),
     ],
 )
@@ -348,6 +348,18 @@ async def test_a_key_that_cannot_be_is_refused_by_name(tmp_path: Path, asked: An
         answer = await gateway.ask(get_as("admin", "/admin/keys", "POST", asked))
         assert answer.status == 400
         assert word in answer.error["message"]
+
+
+async def test_a_name_that_is_taken_is_a_conflict(tmp_path: Path) -> None:
+    keep(tmp_path, grant("admin", role="admin"))
+    async with front(tmp_path) as gateway:
+        for name, where in (("admin", "'admin' already"), ("tests", "in config.yaml")):
+            answer = await gateway.ask(get_as("admin", "/admin/keys", "POST", {"name": name}))
+            assert (answer.status, answer.error["code"]) == (409, "conflict")
+            assert answer.headers["x-should-retry"] == "false"  # SDKs would ask again
+            assert where in answer.error["message"]
+        whole = await gateway.ask(get_as("admin", "/admin/keys", "POST", {"name": "x", "max_concurrent": 5.0}))
+        assert (whole.status, whole.json["max_concurrent"]) == (201, 5)
 
 
 async def test_the_first_key_is_an_admin_and_says_what_changes(tmp_path: Path) -> None:
@@ -366,7 +378,7 @@ async def test_the_first_key_is_an_admin_and_says_what_changes(tmp_path: Path) -
         assert (kid.status, kid.json["role"], "notice" in kid.json) == (201, "user", False)
         # the last admin key stays while there are others
         last = await gateway.ask(request(None, "/admin/keys/me", method="DELETE", key=admin))
-        assert (last.status, "last admin key" in last.error["message"]) == (400, True)
+        assert (last.status, "last admin key" in last.error["message"]) == (409, True)
         assert (await gateway.ask(request(None, "/admin/keys/kid", method="DELETE", key=admin))).status == 200
         gone = await gateway.ask(request(None, "/admin/keys/me", method="DELETE", key=admin))
         assert (gone.status, gone.json["is_open"]) == (200, True)
@@ -384,7 +396,7 @@ async def test_key_of_the_config_is_not_revoked_here(tmp_path: Path) -> None:
     keep(tmp_path, grant("admin", role="admin"))
     async with front(tmp_path) as gateway:
         answer = await gateway.ask(get_as("admin", "/admin/keys/tests", "DELETE"))
-        assert (answer.status, "config.yaml" in answer.error["message"]) == (400, True)
+        assert (answer.status, "config.yaml" in answer.error["message"]) == (409, True)
         nobody = await gateway.ask(get_as("admin", "/admin/keys/test", "DELETE"))
         assert (nobody.status, "Did you mean 'tests'" in nobody.error["message"]) == (404, True)
 

@@ -1,0 +1,118 @@
+"""Owns: what the admin API answers where no type of the server's own says it: members that are always there.
+
+Schemas only, for the OpenAPI document; the handlers may add members. Knows no route.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+from laya.gateway.events import Event
+from laya.gateway.gauge import DeviceGauge
+from laya.gateway.reload_diff import Report
+from laya.store import Usage
+from laya.types import KeyRole, ModelStatus
+
+
+class Fault(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Error(TypedDict):
+    """OpenAI's envelope; docs/errors.md lists the codes and what else each carries."""
+
+    error: Fault
+
+
+class LiveRequest(TypedDict):
+    id: str
+    phase: Literal["queued", "prefill", "decode"]
+    age_s: float
+    key: str | None
+
+
+class Doing(TypedDict):
+    """What a model works on."""
+
+    requests: list[LiveRequest]
+    queued: int
+    running: int
+    pinned: bool
+    ttl_s: float | None
+    idle_s: float | None
+
+
+class Memory(TypedDict):
+    device: str
+    budget_bytes: int
+    limit: str
+    reserved_bytes: int
+
+
+class State(TypedDict):
+    version: str
+    native_core: bool
+    memory: Memory
+    ledger: dict[str, Any]
+    devices: list[DeviceGauge]
+    arrivals: int
+    in_flight: int
+    outcomes: dict[str, int]
+    models: list[ModelStatus]
+
+
+class Happened(TypedDict):
+    events: list[Event]
+
+
+class Slot(TypedDict):
+    id: int
+    n_ctx: int
+    is_processing: bool
+
+
+class Slots(TypedDict):
+    slots: list[Slot]
+
+
+class ShownKey(TypedDict):
+    """A key without its secret. `requests_left` and `tokens_left` are there where a minute has a limit."""
+
+    name: str
+    role: KeyRole
+    models: list[str]
+    expires: str | None
+    max_concurrent: int | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    origin: Literal["config", "store"]
+    created: str | None
+    digest: str
+
+
+class ListedKey(ShownKey):
+    running: int
+
+
+class Keys(TypedDict):
+    keys: list[ListedKey]
+
+
+class RevokedKey(ShownKey):
+    cancelled: int
+    is_open: bool
+
+
+class Used(TypedDict):
+    by: str
+    since: str
+    usage: list[Usage]
+
+
+class Reloaded(Report, frozen=True, kw_only=True):
+    """What changes, or would."""
+
+    has_changes: bool = False
