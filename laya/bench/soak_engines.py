@@ -1,7 +1,8 @@
 """Owns: the soak with real engines: `laya serve` in a process of its own, clients, and one who breaks things.
 
 Three models of which not all fit at once, so that they take turns. Engines are killed, loaded and unloaded, and the
-configuration is reloaded, all the while. When it is over and everything is unloaded, nothing may be left of it.
+configuration is reloaded, all the while. When it is over, each model serves one request more; and when everything is
+unloaded, nothing may be left of it.
 """
 
 from __future__ import annotations
@@ -183,23 +184,40 @@ async def _quiet(http: httpx.AsyncClient) -> dict[str, Any]:
     end_s = time.monotonic() + QUIET_S
     while True:
         state: dict[str, Any] = (await http.get("/admin/state")).json()
-        busy = 0
+        state["busy_slots"] = 0
         for model in state["models"]:
             if model["state"] == "ready":
                 answer = await http.get(f"/admin/models/{model['id']}/slots")
-                busy += sum(slot["is_processing"] for slot in answer.json().get("slots", []))
-        state["busy_slots"] = busy
-        if (not state["in_flight"] and not busy) or time.monotonic() > end_s:
+                state["busy_slots"] += sum(slot["is_processing"] for slot in answer.json().get("slots", []))
+        if not (state["in_flight"] or state["busy_slots"]) or time.monotonic() > end_s:
             return state
         await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _each_serves(http: httpx.AsyncClient, seen: Seen) -> dict[str, Any]:
+    """The state in the end, when each model in turn has been loaded, has served and has been looked at."""
+    last = [asks(random.Random(0), [name], EMBEDDER)[0] for name in CHATS]
+    last += [asked for asked in asks(random.Random(0), CHATS, EMBEDDER) if asked.body["model"] == EMBEDDER]
+    state = await _quiet(http)
+    busy_slots, n_served = state["busy_slots"], 0
+    for asked in last:
+        n_whole, end_s = seen.ends["whole"], time.monotonic() + QUIET_S
+        while seen.ends["whole"] == n_whole and time.monotonic() < end_s:
+            await ask(http, asked, seen)  # again where its engine was killed often, and backs off
+            await asyncio.sleep(LOOK_EVERY_S)
+        state = await _quiet(http)
+        busy_slots += state["busy_slots"]
+        n_served += seen.ends["whole"] > n_whole
+    return state | {"busy_slots": busy_slots, "served_after": n_served}
 
 
 async def _drive(serving: Serving, seconds: float, seed: int, every_s: float) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {KEYS['admin']}"}
     async with httpx.AsyncClient(base_url=serving.url, headers=headers, timeout=180, trust_env=False) as http:
         seen = Seen()
-        for asked in asks(random.Random(seed), CHATS, EMBEDDER):  # what is there from its first use on is there now
-            await ask(http, asked, seen)
+        each_first = [asks(random.Random(seed), [name], EMBEDDER)[0] for name in CHATS]
+        for asked in (*asks(random.Random(seed), CHATS, EMBEDDER), *each_first):
+            await ask(http, asked, seen)  # what is there from its first use on is there now
         before, n_warm = await _at_rest(serving, http), _names(serving)
         end_s = time.monotonic() + seconds
         breaker = Breaker(serving, http, random.Random(seed), every_s)
@@ -208,7 +226,7 @@ async def _drive(serving: Serving, seconds: float, seed: int, every_s: float) ->
             for n in range(N_CLIENTS)
         ]
         await asyncio.gather(breaker.run(end_s), *clients)
-        state = await _quiet(http)
+        state = await _each_serves(http, seen)
         events = (await http.get("/admin/events")).json()["events"]
         after = await _at_rest(serving, http)
     return {
@@ -223,6 +241,7 @@ async def _drive(serving: Serving, seconds: float, seed: int, every_s: float) ->
         "in_flight": state["in_flight"],
         "unaccounted": state["arrivals"] - state["in_flight"] - sum(state["outcomes"].values()),
         "busy_slots": state["busy_slots"],
+        "served_after": state["served_after"],
         "before": before,
         "after": after,
     }
@@ -238,25 +257,35 @@ def engines_soak(
         report["log"] = serving.said()
     before, after = report["before"], report["after"]
     report["n_tracebacks"] = report["log"].count("Traceback (most recent call last)")
-    left = (
-        report["in_flight"],
-        report["unaccounted"],
-        report["busy_slots"],
-        after["processes"],
-        after["reserved_bytes"],
-    )
     report["rss_growth_mib"] = round((after["rss_bytes"] - before["rss_bytes"]) / MIB, 1)
     report["files_growth"] = after["files"] - before["files"]
-    n_asked, n_left = sum(report["clients_saw"].values()), report["clients_saw"].get("left", 0)
-    report["passed"] = (
-        not any(left)
-        and n_asked - n_left <= report["arrivals"] <= n_asked  # who left at once may not have been heard
-        and not report["faults"]
-        and not report["n_tracebacks"]
-        and report["files_growth"] <= FILES_SLACK
-        and report["exit_code"] == 0
-    )
+    report["wrong"] = wrong_with(report)
+    report["passed"] = not report["wrong"]
     return report
+
+
+def wrong_with(report: dict[str, Any]) -> list[str]:
+    """What is not as it has to be, in words."""
+    saw, after = report["clients_saw"], report["after"]
+    n_asked, n_left, n_whole = sum(saw.values()), saw.get("left", 0), saw.get("whole", 0)
+    n_models, n_served = len(CHATS) + 1, report["outcomes"]["served"]
+    checks = {
+        f"{len(report['faults'])} answers that are none": report["faults"],
+        f"{report['n_tracebacks']} tracebacks in the log": report["n_tracebacks"],
+        f"{report['in_flight']} requests without an end": report["in_flight"],
+        f"{report['unaccounted']} arrivals without an outcome": report["unaccounted"],
+        # who left at once may not have been heard
+        f"{report['arrivals']} arrivals of {n_asked} asked": not n_asked - n_left <= report["arrivals"] <= n_asked,
+        f"{n_served} served, {n_whole} whole answers": not n_whole <= n_served <= n_whole + n_left,
+        "nothing was broken": not sum(report["broken"].values()),
+        f"{report['served_after']} of {n_models} models serve afterwards": report["served_after"] != n_models,
+        f"{report['busy_slots']} slots compute for nobody": report["busy_slots"],
+        f"{after['processes']} processes left": after["processes"],
+        f"{after['reserved_bytes']} bytes still reserved": after["reserved_bytes"],
+        f"{report['files_growth']} files more": report["files_growth"] > FILES_SLACK,
+        f"exit code {report['exit_code']}": report["exit_code"] != 0,
+    }
+    return [words for words, is_wrong in checks.items() if is_wrong]
 
 
 def shown(report: dict[str, Any]) -> str:
