@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -38,11 +40,28 @@ def ask(server: Serving, model: str, max_tokens: int = 2, **more: Any) -> Any:
     return sdk(server).chat.completions.create(model=model, messages=user("Hi"), max_tokens=max_tokens, **more)
 
 
-def n_evicted(server: Serving) -> int:
-    """Models that left for another one, so far: each stands for a load."""
+class Loads:
+    """What was loaded since this was made, and when."""
+
+    def __init__(self, server: Serving) -> None:
+        self._server = server
+        self._after = max((event["id"] for event in self._events(0)), default=0)
+
+    def _events(self, after: int) -> list[dict[str, Any]]:
+        with plain(self._server) as client:
+            events: list[dict[str, Any]] = client.get(f"/admin/events?after={after}").json()["events"]
+        return events
+
+    def all(self) -> list[tuple[str, float]]:
+        """(model, Unix time) of each load."""
+        found = self._events(self._after)
+        return [(event["model"], event["at"]) for event in found if event["kind"] == "ready"]
+
+
+def unload_both(server: Serving) -> None:
     with plain(server) as client:
-        events = client.get("/admin/events").json()["events"]
-    return sum(event["kind"] == "evicted" for event in events)
+        for name in "ab":
+            assert client.post(f"/admin/models/{name}/unload").json()["state"] == "unloaded"
 
 
 def loaded(server: Serving) -> str:
@@ -51,47 +70,56 @@ def loaded(server: Serving) -> str:
 
 
 def test_two_models_that_do_not_fit_together_do_not_thrash(narrow: Serving) -> None:
-    """40 requests for one and the other in turn, from 8 clients at once."""
+    """40 requests for one and the other in turn, from 8 clients at once: each is served in the turn of its model that
+    is next when it comes, or in the one that it came in."""
 
-    def client(number: int) -> list[str]:
-        names = ["ab"[(number + turn) % 2] for turn in range(N_EACH)]
-        return [ask(narrow, name).model for name in names]
+    def client(number: int) -> list[tuple[str, float, float]]:
+        asked = []
+        for turn in range(N_EACH):
+            start_s = time.time()
+            asked.append((ask(narrow, "ab"[(number + turn) % 2]).model, start_s, time.time()))
+        return asked
 
-    before = n_evicted(narrow)
+    loads = Loads(narrow)
     with ThreadPoolExecutor(N_CLIENTS) as clients:
-        served = list(clients.map(client, range(N_CLIENTS)))
-    n_loads = 1 + n_evicted(narrow) - before
-    assert sorted(name for names in served for name in names) == ["a"] * 20 + ["b"] * 20
-    assert n_loads <= MOST_LOADS
+        served = [each for asked in clients.map(client, range(N_CLIENTS)) for each in asked]
+    assert sorted(name for name, _, _ in served) == ["a"] * 20 + ["b"] * 20
+    assert 2 <= len(loads.all()) <= MOST_LOADS
+    for name, start_s, end_s in served:
+        assert sum(model == name and start_s < at_s < end_s for model, at_s in loads.all()) <= 1, "it was passed over"
 
 
-def test_ten_first_requests_at_once_are_one_load_that_outlives_who_asked_for_it(narrow: Serving) -> None:
-    for name in "ab":
-        with plain(narrow) as client:
-            client.post(f"/admin/models/{name}/unload")
+def test_ten_first_requests_at_once_are_one_load(narrow: Serving) -> None:
+    unload_both(narrow)
+    loads, all_here = Loads(narrow), threading.Barrier(10)
+
+    def client(_: int) -> str:
+        all_here.wait()
+        return str(ask(narrow, "a").model)
+
     with ThreadPoolExecutor(10) as clients:
-        body = {"model": "a", "messages": user("Hi"), "max_tokens": 2}
-        with plain(narrow) as client, pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/chat/completions", json=body, timeout=0.1)
-        until(lambda: model_state(narrow, "a")["pid"] is not None)
-        pids = {model_state(narrow, "a")["pid"]}
-        answers = list(clients.map(lambda _: ask(narrow, "a").model, range(10)))
-    assert answers == ["a"] * 10
-    pids.add(model_state(narrow, "a")["pid"])
-    assert len(pids) == 1
-    assert model_state(narrow, "a")["restarts"] == 0
-    assert loaded(narrow) == "a"
+        assert list(clients.map(client, range(10))) == ["a"] * 10
+    assert [name for name, _ in loads.all()] == ["a"]
+    assert (model_state(narrow, "a")["restarts"], loaded(narrow)) == (0, "a")
+
+
+def test_load_outlives_who_asked_for_it(narrow: Serving) -> None:
+    unload_both(narrow)
+    loads = Loads(narrow)
+    body = {"model": "a", "messages": user("Hi"), "max_tokens": 2}
+    with plain(narrow) as client, pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/chat/completions", json=body, timeout=0.1)
+    assert ask(narrow, "a").model == "a"
+    assert [name for name, _ in loads.all()] == ["a"]
 
 
 def test_model_that_was_loaded_for_a_request_serves_it_before_it_leaves(narrow: Serving) -> None:
     """`b` is asked for while `a` still loads (a lease): both are served, each by one load."""
-    for name in "ab":
-        with plain(narrow) as client:
-            client.post(f"/admin/models/{name}/unload")
-    before = n_evicted(narrow)
+    unload_both(narrow)
+    loads = Loads(narrow)
     with ThreadPoolExecutor(2) as clients:
         a = clients.submit(ask, narrow, "a")
         until(lambda: model_state(narrow, "a")["state"] == "loading")
         b = clients.submit(ask, narrow, "b")
         assert (a.result(60).model, b.result(60).model) == ("a", "b")
-    assert n_evicted(narrow) - before == 1
+    assert [name for name, _ in loads.all()] == ["a", "b"]
