@@ -23,6 +23,7 @@ RoutePolicy = Literal[
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+ANY_LENGTH = 2**31 - 1  # tokens of a sequence, where only the engine itself knows how many it takes
 
 
 class EndpointKind(enum.IntEnum):
@@ -58,11 +59,11 @@ class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is on this disk and can be named in a request."""
+    """What serves a model that can be named in a request, as far as it is on this disk."""
 
     id: str
-    path: Path  # the .gguf file, or the folder of a Hugging Face model
-    format: Literal["gguf", "hf"]
+    path: Path  # the .gguf file, the folder of a Hugging Face model, or the program that has a model of its own
+    format: Literal["gguf", "hf", "program"]
     file_bytes: int
     origin: str  # "pulled", "models_dir", "config", "ollama", "lmstudio", "llama.cpp", "huggingface"
     aliases: tuple[str, ...] = ()
@@ -107,6 +108,19 @@ class PlannedSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int = 0
     experts_on_cpu: int = 0
     prompt_cache_bytes: int = 0  # of old prompts that the engine keeps in RAM, whole mebibytes
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether its cache was planned here; a program keeps one that Laya knows nothing of."""
+        return self.kv_pool_tokens > 0
+
+    @property
+    def size_words(self) -> str:
+        """`2 x 4096 f16`."""
+        if not self.is_computed:
+            length = "any length" if self.max_seq_len == ANY_LENGTH else str(self.max_seq_len)
+            return f"{self.max_num_seqs} x {length}"
+        return f"{self.max_num_seqs} x {self.max_seq_len} {self.kv_cache_dtype}"
 
     @property
     def is_pool_short(self) -> bool:
@@ -162,6 +176,9 @@ class EngineAddress(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None
     keeps_streams: bool = True  # False: it closes the connection after a streamed answer, whatever its headers say
     has_slots: bool = False  # True: a request may name its sequence, and what is cached there is reused by default
+    dialect: Literal["llamacpp", "openai"] = "llamacpp"  # what it knows beside OpenAI's API: tokens, progress, schemas
+    model: str | None = None  # what it calls the model, where that is not Laya's id
+    alive_path: str | None = "/slots"  # answered at any time while it lives; None: nothing is
     answers_kept: int = 10_000  # answers after which a kept connection is retired, before the engine closes it
     cancels_whole: bool  # True: a whole (non-streamed) answer is cancelled when the client leaves, so it is relayed raw
 

@@ -31,8 +31,10 @@ from laya.config.effective import effective
 from laya.config.load import config_from
 from laya.config.places import config_path
 from laya.errors import ConfigError, LayaError
-from laya.memory import Machine, plan_file
-from laya.models import available, resolve
+from laya.gateway.corrections import nothing_learned
+from laya.gateway.kinds import kind_of
+from laya.memory import Machine
+from laya.models import available
 from laya.routing import NATIVE, WHY_NOT_NATIVE
 
 LOG_BYTES = 256 * 1024  # of the end of each log
@@ -130,13 +132,14 @@ def _plans(config: Config, home: Path) -> dict[str, Any]:
     """Model -> its plan alone on this machine, or why there is none."""
     folder = Path(config.models_dir)
     budget = Machine().budget(config.memory.budget)
-    sources = {name: config.for_model(name).source or name for name in config.models}
-    sources |= {model.id: model.id for model in available(models_dir=folder, home=home)}
+    names = dict.fromkeys([*config.models, *(model.id for model in available(models_dir=folder, home=home))])
     plans: dict[str, Any] = {"budget": budget}
-    for name, source in sources.items():
+    for name in names:
+        settings = config.for_model(name)
         try:
-            file = resolve(source, models_dir=folder, home=home)
-            plans[name] = plan_file(file.path, config.for_model(name).asked(), budget, model_id=name)
+            kind = kind_of(settings)
+            file = kind.find(settings, models_dir=folder, home=home)
+            plans[name] = kind.plan(settings, file, settings.asked(), budget, nothing_learned())
         except LayaError as error:
             plans[name] = error.body()
     return plans

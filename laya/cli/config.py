@@ -29,7 +29,8 @@ from laya.config.reference import example as example_text
 from laya.config.schema import Config
 from laya.engines.arguments import check_args
 from laya.errors import ConfigError, LayaError, ModelNotPulled
-from laya.models import home_path, resolve
+from laya.gateway.kinds import kind_of
+from laya.models import home_path
 
 config_app = typer.Typer(help="Check, show and write config.yaml.", no_args_is_help=True)
 
@@ -148,7 +149,10 @@ def _check_models(config: Config, document: Document | None) -> list[str]:
     places |= {name: path for name, path in targets(config.routing).items() if name not in places | aliases}
     for name, where in places.items():
         try:
-            resolve(config.for_model(name).source or name, models_dir=Path(config.models_dir), home=home_path())
+            settings = config.for_model(name)
+            kind_of(settings).find(settings, models_dir=Path(config.models_dir), home=home_path())
+            if settings.program is not None and settings.program.memory_bytes is None:
+                warnings.append(f"{dotted(where)}: no memory is declared: its first run gets all that is free")
         except ModelNotPulled as error:
             warnings.append(f"{dotted(where)}: {error.message}")
         except LayaError as error:

@@ -18,7 +18,8 @@ from laya.cli.output import print_json
 from laya.cli.plan_advice import alternatives
 from laya.cli.plan_config import show_whole, whole_fields, whole_plan
 from laya.cli.plan_line import Line, budget_of, clamped_notes
-from laya.cli.plan_model import Asking, Subject, cards_of, subject_described, subject_named
+from laya.cli.plan_model import Asking, Subject, cards_of, subject_described
+from laya.cli.plan_program import ProgramSubject, any_subject, show_program_plan
 from laya.cli.plan_show import rule_of_thumb, show_alternatives, show_choices, show_devices, show_left, show_verdict
 from laya.cli.plan_speed import show_speed, speed_fields, speed_of
 from laya.cli.plan_table import compare_code, compare_fields, compared, show_compare, show_table, table_fields
@@ -167,7 +168,10 @@ def _answer(asked: _Question, settings: dict[str, Any], kv_type: str | None) -> 
     if asked.params is not None:
         subject = subject_described(asked.params, asking)
     elif asked.model is not None:
-        subject = subject_named(asked.model, asking)
+        found = any_subject(asked.model, asking)
+        if isinstance(found, ProgramSubject):
+            return _exit_code(show_program_plan(found, budget, asking, as_table=asked.table, as_json=asked.as_json))
+        subject = found
     else:
         return _whole(asking, budget, asked)
     if asked.total_context is not None:

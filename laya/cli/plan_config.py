@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from laya.cli.output import print_table, shown
-from laya.cli.plan_model import Asking, Subject, subject_named
+from laya.cli.plan_model import Asking, Subject
+from laya.cli.plan_program import ProgramSubject, any_subject
 from laya.errors import ConfigError, InsufficientMemory, LayaError
 from laya.memory import Budget, size_text
 from laya.memory.rates import MachineRates
@@ -53,12 +54,12 @@ def whole_plan(asking: Asking, budget: Budget, rates: MachineRates | None) -> Wh
     """Every model under `models:`, or where there is none every model on this disk."""
     config = asking.config
     names = list(config.models) or [model.id for model in available(models_dir=Path(config.models_dir))]
-    subjects: dict[str, Subject] = {}
+    subjects: dict[str, Subject | ProgramSubject] = {}
     plans: dict[str, Plan] = {}
     errors: dict[str, LayaError] = {}
     for name in names:
         try:
-            subjects[name] = subject_named(name, asking)
+            subjects[name] = any_subject(name, asking)
             plans[name] = _plan_of_one(subjects[name], config.for_model(name).replicas, budget, rates)
         except LayaError as error:
             errors[name] = error
@@ -80,7 +81,7 @@ def whole_plan(asking: Asking, budget: Budget, rates: MachineRates | None) -> Wh
     )
 
 
-def _plan_of_one(subject: Subject, n_engines: int, budget: Budget, rates: MachineRates | None) -> Plan:
+def _plan_of_one(subject: Subject | ProgramSubject, n_engines: int, budget: Budget, rates: MachineRates | None) -> Plan:
     """Of the first of so many engines: in its share of the memory where it fits there, else in all of it."""
     share = msgspec.structs.replace(budget, bytes=budget.bytes // n_engines)
     plan = subject.plan(share, rates)
@@ -108,10 +109,9 @@ def show_whole(console: Console, whole: WholePlan, budget: Budget, notes: tuple[
         table.add_column(title, justify="right" if title == "NEEDS" else "left", no_wrap=True)
     for name, plan in whole.plans.items():
         fits = "[green]yes[/]" if plan.fits else "[bold red]no[/]"
-        settings = f"{plan.settings.max_num_seqs} x {plan.settings.max_seq_len} {plan.settings.kv_cache_dtype}"
         pinned = "pinned" if name in whole.pinned else ""
         each = f"{whole.replicas[name]} x " if whole.replicas[name] > 1 else ""
-        table.add_row(shown(name), each + size_text(plan.need_bytes), fits, settings, pinned)
+        table.add_row(shown(name), each + size_text(plan.need_bytes), fits, plan.settings.size_words, pinned)
     print_table(console, table)
     for name, error in whole.errors.items():
         console.print(f" [red]{shown(name)}[/]: {shown(error)}", soft_wrap=True)

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from laya.cli.output import print_table, shown
-from laya.cli.plan_model import Asking, Subject, subject_named
+from laya.cli.plan_model import Asking, Subject
+from laya.cli.plan_program import any_subject
 from laya.config import Config
 from laya.errors import ConfigError, InsufficientMemory, LayaError
 from laya.memory import Budget, size_text
@@ -100,7 +101,7 @@ def _side(
     """is_named: one of the configs has the model, so that to the other it may be unknown."""
     budget = budget_of(config)
     try:
-        made = subject_named(name, Asking(config=config, settings=settings)).plan(budget)
+        made = any_subject(name, Asking(config=config, settings=settings)).plan(budget)
     except LayaError as error:
         if is_named and name not in config.models:
             return Side()

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from laya.cli.client import ServerClient
 from laya.cli.output import print_json, print_table, printable, printable_lines, shown
-from laya.types import MIB
+from laya.types import ANY_LENGTH, MIB
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[str, typer.Argument(help="Model id or alias.")]
@@ -62,12 +62,17 @@ def _row(model: dict[str, Any]) -> list[str]:
         f"{sum(device['total_bytes'] for device in plan['devices']) / MIB:.0f} MiB" if plan else "-",
         f"{measured / MIB:.0f} MiB" if measured else "-",
         f"{model['anonymous_bytes'] / MIB:.0f} MiB" if model["anonymous_bytes"] else "-",
-        f"{settings['max_num_seqs']} x {settings['max_seq_len']}" if settings else "-",
+        _size_of(settings) if settings else "-",
         str(model["running"]),
         str(model["queued"]),
         f"{model['idle_s']:.0f} s" if model["idle_s"] is not None else "-",
         _doing(model["requests"]),
     ]
+
+
+def _size_of(settings: dict[str, Any]) -> str:
+    length = settings["max_seq_len"]
+    return f"{settings['max_num_seqs']} x {'any' if length == ANY_LENGTH else length}"
 
 
 def _ready_of(model: dict[str, Any]) -> str:

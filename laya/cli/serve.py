@@ -23,9 +23,10 @@ from laya.config import ApiKey, Config, ModelConfig, load_config, parse_engine_f
 from laya.config.hosts import is_loopback
 from laya.config.keys import hash_key, new_key
 from laya.config.places import DATABASE, config_path
-from laya.engines.llamacpp_child import die_with_parent
+from laya.engines.child_start import die_with_parent
 from laya.errors import ConfigError, LayaError
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.kinds import kind_of
 from laya.gateway.listening import listen
 from laya.gateway.live_keys import lasts, read_keys
 from laya.gateway.operating import ConfigSource
@@ -131,7 +132,8 @@ def _named(config: Config, name: str) -> tuple[str, Config]:
     known = config.for_model(name).id
     if known in config.models:
         try:
-            resolve(config.for_model(known).source or known, models_dir=Path(config.models_dir), home=home_path())
+            settings = config.for_model(known)
+            kind_of(settings).find(settings, models_dir=Path(config.models_dir), home=home_path())
         except LayaError as error:  # other models are served without it, but this one was asked for
             raise ConfigError(f"models.{known}: {error.message}", param="models") from error
         return known, config

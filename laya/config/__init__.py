@@ -7,16 +7,12 @@ from laya.config.api_key import ApiKey
 from laya.config.flags import parse_engine_flags
 from laya.config.load import load_config, parse_settings
 from laya.config.places import data_dir
+from laya.config.program import Program
 from laya.config.request_log import RequestLogConfig
 from laya.config.resolve import ResolvedModel, with_settings
-from laya.config.schema import (
-    Config,
-    MemoryConfig,
-    ModelConfig,
-    ModelSettings,
-    SamplingDefaults,
-)
+from laya.config.schema import Config, MemoryConfig, ModelConfig
 from laya.config.server import ServerConfig
+from laya.config.settings import ModelSettings, SamplingDefaults
 from laya.config.store import StoreConfig
 from laya.config.traces import TracesConfig, read_headers
 from laya.config.units import parse_budget, parse_bytes, parse_duration
@@ -27,6 +23,7 @@ __all__ = [
     "MemoryConfig",
     "ModelConfig",
     "ModelSettings",
+    "Program",
     "RequestLogConfig",
     "ResolvedModel",
     "SamplingDefaults",

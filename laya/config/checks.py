@@ -11,9 +11,11 @@ from typing import Any
 
 from msgspec import UNSET
 
+from laya.config.check_programs import check_programs
 from laya.config.check_routing import check_routing
 from laya.config.document import Document, KeyPath, dotted
-from laya.config.schema import KV_CACHE_DTYPES, Config, ModelSettings
+from laya.config.schema import Config
+from laya.config.settings import KV_CACHE_DTYPES, ModelSettings
 from laya.config.store import STORE_SCHEMES
 from laya.config.traces import EXTRA, endpoint_fault, is_installed
 from laya.errors import nearest
@@ -40,6 +42,7 @@ def check_config(config: Config, document: Document) -> None:
     check_settings(config, document)
     for name, entry in config.models.items():
         check_settings(entry, document, ("models", name))
+    check_programs(config, document)
     _check_pools(config, document)
     _check_names(config, document)
     _check_key_names(config, document)

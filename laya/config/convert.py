@@ -15,8 +15,9 @@ from laya.config.key_entries import key_entries
 from laya.config.model_limits import ModelLimits
 from laya.config.request_log import RequestLogConfig
 from laya.config.routing import RoutingConfig
-from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults
+from laya.config.schema import Config, MemoryConfig, ModelConfig
 from laya.config.server import ServerConfig
+from laya.config.settings import ModelSettings, SamplingDefaults
 from laya.config.store import StoreConfig
 from laya.config.traces import TracesConfig
 from laya.config.units import MAX_BYTES, check_budget, parse_bytes, parse_cache, parse_duration, parse_limit

@@ -20,6 +20,7 @@ KeyPath = tuple[str | int, ...]
 MAX_FILE_BYTES = 1024 * 1024
 MAX_NODES = 100_000  # an alias repeats its whole subtree, so a small file can stand for a huge one
 MAX_DEPTH = 40
+_FILLED_LATER = frozenset({"cmd", "env"})  # keys whose `${PORT}` and the like are filled in when a program starts
 _VARIABLE = re.compile(r"\$?\$\{(env\.)?([A-Za-z_][A-Za-z0-9_]*)\}")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
@@ -169,7 +170,7 @@ class _NodeReader:
 
     def _read_scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         if isinstance(node.value, str) and "${" in node.value:
-            filled = _VARIABLE.sub(lambda match: self._variable(match, node), node.value)
+            filled = _VARIABLE.sub(lambda match: self._variable(match, node, path), node.value)
             self.written[path] = node.value
             # Unquoted, the text of a variable has the type it would have had in the file: a port stays a number.
             resolved: str = self._loader.resolve(yaml.ScalarNode, filled, (True, False))  # type: ignore[no-untyped-call]
@@ -179,11 +180,13 @@ class _NodeReader:
         except ValueError:  # e.g. a date with month 13, which the resolver took for a date
             raise self._error(node, f"{node.value} cannot be read: write it in quotes") from None
 
-    def _variable(self, match: re.Match[str], node: yaml.Node) -> str:
+    def _variable(self, match: re.Match[str], node: yaml.Node, path: KeyPath) -> str:
         whole, name = match.group(0), match.group(2)
         if whole.startswith("$$"):
             return whole[1:]
         if not match.group(1):
+            if not _FILLED_LATER.isdisjoint(path[2:]):
+                return whole
             raise self._error(node, f"{whole} is not filled in: write ${{env.{name}}}, or $${{{name}}} to keep it")
         if name not in self._environ:
             raise self._error(node, f"{whole}: the environment has no {name}")

@@ -9,12 +9,15 @@ from typing import Any
 import msgspec
 
 from laya.config.document import Document
+from laya.config.program import PROGRAM_KEYS
 from laya.config.reference import default_of
 from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
-from laya.config.schema import Config, ModelSettings
+from laya.config.schema import Config, ModelConfig
+from laya.config.settings import ModelSettings
 
 _SECRET_NAME = re.compile(r"key|token|secret|password", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(://[^:/@]*:).*(?=@)|([?&][^=&]*password=)[^&]*", re.IGNORECASE)
+_MAY_HOLD_SECRETS = frozenset({"args", "env"})
 _LONG_TEXT = 200
 
 
@@ -33,7 +36,7 @@ def effective(config: Config, document: Document | None = None) -> dict[str, Any
         "request_log": msgspec.to_builtins(config.request_log),
         "traces": msgspec.to_builtins(config.traces),
         **_settings(config.for_model("")),
-        "models": {name: _model(config.for_model(name)) for name in config.models},
+        "models": {name: _model(config.for_model(name), entry) for name, entry in config.models.items()},
     }
     for key in shown["server"]["api_keys"]:
         key["sha256"] = key["sha256"][:8] + "..."
@@ -41,8 +44,11 @@ def effective(config: Config, document: Document | None = None) -> dict[str, Any
     return hidden
 
 
-def _model(model: ResolvedModel) -> dict[str, Any]:
-    return {"source": model.source, "aliases": list(model.aliases)} | _settings(model)
+def _model(model: ResolvedModel, entry: ModelConfig) -> dict[str, Any]:
+    own: dict[str, Any] = {"source": model.source, "aliases": list(model.aliases)}
+    if model.program is not None:
+        own |= {name: getattr(entry, name) for name in PROGRAM_KEYS}
+    return own | _settings(model)
 
 
 def _settings(model: ResolvedModel) -> dict[str, Any]:
@@ -73,7 +79,10 @@ def _from_environment(document: Document) -> dict[str, str]:
 
 def _hide(value: Any, from_environment: dict[str, str], name: str = "", in_args: bool = False) -> Any:
     if isinstance(value, dict):
-        return {key: _hide(member, from_environment, key, in_args or key == "args") for key, member in value.items()}
+        return {
+            key: _hide(member, from_environment, key, in_args or key in _MAY_HOLD_SECRETS)
+            for key, member in value.items()
+        }
     if isinstance(value, list):
         return [_hide(member, from_environment, name, in_args) for member in value]
     if not isinstance(value, str):

@@ -14,7 +14,7 @@ import yaml
 from laya.config.document import KeyPath
 from laya.config.load import parse_settings
 from laya.config.resolve import SETTING_NAMES
-from laya.config.schema import SamplingDefaults
+from laya.config.settings import SamplingDefaults
 from laya.errors import ConfigError, nearest
 
 

@@ -14,7 +14,8 @@ from laya.config.checks import check_config, check_settings
 from laya.config.convert import to_struct
 from laya.config.document import Document, KeyPath, read_document
 from laya.config.places import config_path
-from laya.config.schema import Config, ModelConfig, ModelSettings
+from laya.config.schema import Config, ModelConfig
+from laya.config.settings import ModelSettings
 from laya.config.traces import read_headers
 
 _Level = TypeVar("_Level", bound=ModelSettings)
@@ -70,6 +71,8 @@ def _with_files(settings: _Level, document: Document, path: KeyPath) -> _Level:
         changes["lora"] = [str(_file(value, document, (*path, "lora", n))) for n, value in enumerate(settings.lora)]
     if settings.engine_path:
         changes["engine_path"] = _program(settings.engine_path, document, (*path, "engine_path"))
+    if isinstance(settings, ModelConfig) and settings.cmd is not None:
+        changes["cwd"] = str(_folder(settings.cwd, document, (*path, "cwd")))
     if settings.chat_template and "{" not in settings.chat_template:
         changes["chat_template"] = _template(settings.chat_template, document, (*path, "chat_template"))
     return msgspec.structs.replace(settings, **changes)
@@ -84,6 +87,14 @@ def _file(value: str, document: Document, path: KeyPath) -> Path:
     if not file.is_file():
         raise document.error(path, f"{document.key(path)}: there is no file {document.value(path, value)}")
     return file
+
+
+def _folder(value: str | None, document: Document, path: KeyPath) -> Path:
+    """None: that of the document."""
+    folder = _absolute(value or ".", document)
+    if not folder.is_dir():
+        raise document.error(path, f"{document.key(path)}: there is no folder {document.value(path, value)}")
+    return folder
 
 
 def _program(value: str, document: Document, path: KeyPath) -> str:

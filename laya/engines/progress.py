@@ -35,6 +35,8 @@ class LoadProgress:
 
     async def follow(self, pid: int) -> None:
         """Look again and again, beside the loop, until cancelled."""
+        if not self._files:
+            return
         try:
             all_bytes = sum(os.path.getsize(file) for file in self._files)
         except OSError:  # a file is gone; its engine says so

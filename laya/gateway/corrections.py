@@ -5,15 +5,19 @@ Where the memory room's arithmetic and the store meet.
 
 from __future__ import annotations
 
+import hashlib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from laya.config import ResolvedModel
+import msgspec
+
+from laya.config import Program, ResolvedModel
 from laya.memory import Correction, read_facts
 from laya.store import LearnedCorrection, Store
 from laya.types import Plan
 
 Key = tuple[str, str, str]  # engine, build, architecture
+PROGRAM = "command"  # the engine of what was learned of programs: all of it is bytes, and its architecture the model
 
 
 class Corrections:
@@ -38,6 +42,9 @@ class Corrections:
         learned = known.after(plan, peak_bytes, was_killed=was_killed)
         if learned == known:
             return
+        self._keep(key, learned)
+
+    def _keep(self, key: Key, learned: Correction) -> None:
         self._all()[key] = learned
         engine, build, architecture = key
         row = LearnedCorrection(
@@ -50,6 +57,17 @@ class Corrections:
         with Store(self.path) as store:
             store.keep_correction(row)
 
+    def of_program(self, model_id: str, program: Program) -> int | None:
+        """The most that this program was seen to hold; None: it has not run yet. Raises StoreError."""
+        known = self._all().get(program_key(model_id, program))
+        return known.flat_bytes if known is not None else None
+
+    def keep_program(self, model_id: str, program: Program, n_bytes: int) -> None:
+        """It was seen to hold so much. Raises StoreError."""
+        key = program_key(model_id, program)
+        if self._all().get(key) != Correction(flat_bytes=n_bytes):
+            self._keep(key, Correction(flat_bytes=n_bytes))
+
     def _all(self) -> dict[Key, Correction]:
         if self._known is None:
             rows: list[LearnedCorrection] = []
@@ -61,6 +79,18 @@ class Corrections:
                 for row in rows
             }
         return self._known
+
+
+def nothing_learned() -> Corrections:
+    """For a plan where there is no database, or a broken one."""
+    return Corrections(Path("/nonexistent"))
+
+
+def program_key(model_id: str, program: Program) -> Key:
+    """Another command line or environment is another program. What it was given from the environment only counts by
+    its digest, as the rest does."""
+    said = msgspec.json.encode([program.words, str(program.cwd), sorted(program.env.items())])
+    return PROGRAM, hashlib.sha256(said).hexdigest()[:32], model_id
 
 
 def key_of(settings: ResolvedModel, path: Path) -> Key:

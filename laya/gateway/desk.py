@@ -171,7 +171,7 @@ class Desk:
         group = self.fleet.replicas(self.fleet.find(request.path_params["model_id"]))
         slots: list[dict[str, Any]] = []
         for endpoint in group:
-            if endpoint.pool is None:
+            if endpoint.pool is None or not endpoint.is_llamacpp:
                 continue
             try:
                 _, answer = await endpoint.pool.fetch("GET", "/slots")

@@ -79,6 +79,7 @@ class Endpoint:
         self.recall: Callable[[Endpoint], None] = _ignore  # have those as exchanges, and its connections back
         self.template_bytes = 0
         self.passes_plain = False  # the engine may get a plain body as it came
+        self.is_llamacpp = True  # it counts tokens, tells progress and holds answers to a schema, as llama.cpp does
         self.n_counting = 0  # requests whose tokens are being counted, before they are admitted or queued
         self.mean_service_s = 1.0
         self.mean_load_s = 5.0
@@ -178,12 +179,14 @@ class Endpoint:
         planned, settings = plan.settings, self.settings
         self.planned = planned
         self.template_bytes = template_bytes
+        self.is_llamacpp = address.dialect == "llamacpp"
         self.passes_plain = address.cancels_whole and not planned.is_pool_short and not settings.defaults
+        self.passes_plain &= address.model is None
         self.passes_plain &= settings.overflow == "refuse"
         is_chat, is_padded = EndpointKind.CHAT in self.kinds, planned.slot_tokens != planned.max_seq_len
         if self._lane is not None and self.passes_plain and is_chat and not is_padded and self.use is None:
             head = self.pool.head(ENGINE_STARTS[EndpointKind.CHAT])
-            takes_streams = settings.enable_streaming
+            takes_streams = settings.enable_streaming and self.is_llamacpp  # the lane asks for progress
             self._lane.open(self.index, self.model_id, head, template_bytes, planned.max_seq_len, takes_streams)
         self.last_used_s = self.opened_s = time.monotonic()  # a ttl counts from here, whenever the last request was
         # one batch of the pool stays free: the engine fills cells a batch at a time

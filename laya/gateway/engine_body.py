@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from laya.gateway.body import CompletionHead, RequestHead
+from laya.gateway.body import CompletionHead, ParsedBody, RequestHead
 from laya.gateway.engine_fields import look_back
 from laya.gateway.tool_choice import NOT_BESIDE_CALLS, fields_of
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
 
 # what Laya asks of every stream: usage and prefill progress, both taken out again before the client
-_STREAM_FIELDS = {"stream": True, "stream_options": {"include_usage": True}, "return_progress": True}
+_STREAM_FIELDS = {"stream": True, "stream_options": {"include_usage": True}}
+_PROGRESS = {"return_progress": True}
 
 
 def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
@@ -28,12 +29,15 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
     if is_plain and not parsed.wants_stream and parsed.max_tokens is None and exchange.prompt_tokens is None:
         return parsed.data  # nothing is to be set in it
     head = parsed.head
+    model = pool.address.model or endpoint.model_id
     if not parsed.generates:
-        return parsed.edited({"model": endpoint.model_id}, drop=("keep_alive",))
-    changes: dict[str, Any] = {"model": endpoint.model_id}
+        return parsed.edited({"model": model}, drop=("keep_alive",))
+    changes: dict[str, Any] = {"model": model}
     for name, value in endpoint.settings.defaults.items():
         if name not in parsed.fields:
             changes[name] = value
+    if not endpoint.is_llamacpp:
+        return _for_others(exchange, endpoint, parsed, changes)
     if isinstance(head, RequestHead):
         changes |= look_back(head, changes, planned.max_seq_len)
     drop: tuple[str, ...] = ("max_completion_tokens", "n_predict")
@@ -44,7 +48,7 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
         changes |= fields_of(parsed.forced)
         drop += NOT_BESIDE_CALLS
     if parsed.wants_stream or parsed.rewrites_calls or not pool.address.cancels_whole:
-        changes |= _STREAM_FIELDS
+        changes |= _STREAM_FIELDS | _PROGRESS
     if endpoint.slots is not None:
         changes |= endpoint.slots.fields_for(exchange, endpoint.live)
     max_tokens = parsed.max_tokens
@@ -60,3 +64,13 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
     if isinstance(head, CompletionHead) and head.logprobs == 0:
         changes["logprobs"] = 1  # the engine takes 0 for none at all; the extra one is dropped again
     return parsed.edited(changes, drop=drop)
+
+
+def _for_others(exchange: Exchange, endpoint: Endpoint, parsed: ParsedBody, changes: dict[str, Any]) -> bytes:
+    """For an engine that knows OpenAI's API and may refuse what is not in it: the rest goes as the client said it."""
+    assert endpoint.pool is not None
+    if parsed.wants_stream or not endpoint.pool.address.cancels_whole:
+        changes |= _STREAM_FIELDS
+    if exchange.has_default_length and parsed.max_tokens is not None:
+        changes["max_tokens"] = parsed.max_tokens
+    return parsed.edited(changes, drop=("keep_alive",))

@@ -14,7 +14,7 @@ import msgspec
 
 from laya.config import Config
 from laya.errors import ConfigError, LayaError
-from laya.models import resolve
+from laya.gateway.kinds import kind_of
 from laya.types import ModelFile, ModelStatus
 
 TRY_EVERY_S = 1.0
@@ -75,7 +75,7 @@ class Entries:
     def _file(self, model_id: str) -> ModelFile | None:
         settings = self._config.for_model(model_id)
         try:
-            file = resolve(settings.source or model_id, models_dir=Path(self._config.models_dir), home=self._home)
+            file = kind_of(settings).find(settings, models_dir=Path(self._config.models_dir), home=self._home)
         except LayaError as error:
             self.faults[model_id] = error
             self._failed_s.setdefault(model_id, self._clock())

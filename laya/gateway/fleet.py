@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from laya.config import Config, ResolvedModel
 from laya.config.places import DATABASE
 from laya.engines.hooks import Ending
-from laya.engines.settings import EngineSettings
+from laya.engines.launcher import StartSettings
 from laya.engines.supervisor import Supervisor
 from laya.errors import LayaError
 from laya.gateway.corrections import Corrections
@@ -23,7 +23,7 @@ from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
 from laya.gateway.health import Health
 from laya.gateway.idling import unload_idle
-from laya.gateway.launch import check_servable, check_task, engine_settings, pooling_of
+from laya.gateway.kinds import kind_of
 from laya.gateway.load_events import LoadEvents
 from laya.gateway.loading import Loading
 from laya.gateway.outgrown import Outgrown
@@ -39,7 +39,7 @@ from laya.gateway.watch import Watch
 from laya.memory import Budget, Machine
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
-from laya.types import EngineAddress, ModelFile, ModelState
+from laya.types import ANY_LENGTH, EngineAddress, ModelFile, ModelState, PlannedSettings
 
 if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
@@ -182,21 +182,20 @@ class Fleet(Shown):
         self.events.add("evicted", text, level="info", model=endpoint.model_id, held_bytes=held_bytes)
         await self.unload(endpoint, deadline_s=0.0)
 
-    async def _prepare(self, endpoint: Endpoint) -> EngineSettings:
+    async def _prepare(self, endpoint: Endpoint) -> StartSettings:
         """Called by the supervisor just before a child is started: the plan that it is started with."""
         name = endpoint.name
         self.relief.check_admitting(name)
         self._outgrown.check(name)
         file = self.files[endpoint.model_id]
-        check_servable(file)
-        check_task(endpoint.settings, file)
-        pooling = pooling_of(endpoint.settings, file)
+        kind = kind_of(endpoint.settings)
+        kind.check(endpoint.settings, file)
         anyway = self.config.memory.anyway or self._outgrown.is_insisted(name)
         self.started_with[name] = endpoint.settings, file
         plan = await self.loading.reserve(endpoint, file, anyway=anyway)
         self.plans[name], endpoint.no_room = plan, None
         grant = self.threads.admit(endpoint, plan.settings.n_threads)
-        return engine_settings(endpoint.settings, file, plan, pooling, grant, name=name)
+        return kind.start(endpoint.settings, file, plan, grant, name=name)
 
     def leaving_order(self, wanted: Endpoint | None, *, at_once: bool = False) -> list[Endpoint]:
         """Idle engines that may leave for another model, the longest unused first. at_once: also who lingers."""
@@ -280,7 +279,7 @@ class Fleet(Shown):
         """Tokens one request may hold: as loaded, or as it would be loaded alone now; None where it would not fit."""
         planned = endpoint.planned or self.together.twin(endpoint)
         if planned is not None:
-            return planned.max_seq_len
+            return told_window(planned)
         known = self._windows.get(endpoint.model_id)
         if known is not None and known[0] > time.monotonic() - WINDOW_KEPT_S:
             return known[1]
@@ -289,7 +288,7 @@ class Fleet(Shown):
             return None  # a reload took the model away meanwhile
         try:
             plan = await self.loading.plan(endpoint, file, self.budget())
-            tokens = plan.settings.max_seq_len if plan.fits else None
+            tokens = told_window(plan.settings) if plan.fits else None
         except LayaError:
             tokens = None
         self._windows[endpoint.model_id] = (time.monotonic(), tokens)
@@ -299,3 +298,8 @@ class Fleet(Shown):
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def told_window(planned: PlannedSettings) -> int | None:
+    """Tokens that one request may hold; None where only the engine itself knows."""
+    return planned.max_seq_len if planned.max_seq_len != ANY_LENGTH else None

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from laya.engines.ceiling import Ceilings
 from laya.engines.ceiling_place import CeilingSupport, OwnGroup, claim, look
-from laya.engines.process import read_memory
+from laya.engines.held_memory import read_memory
 from laya.engines.supervisor import Supervisor
 from laya.errors import EngineCrashed, LayaError
 from laya.gateway.events import Events

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _MESSAGES = msgspec.json.Decoder(list[MessageHead])
 BYTES_A_TOKEN_MOST = 32  # of text, on average over a whole prompt: what packs more is no text
+COUNTED_BYTES_LEAST = 4096 * BYTES_A_TOKEN_MOST  # so a coding agent's first request is, however small the window
 
 
 def must_count(exchange: Exchange, endpoint: Endpoint) -> bool:
     """Whether the bound from the prompt's bytes does not settle that it fits, so that tokens must be counted."""
     parsed, planned = exchange.parsed, endpoint.planned
     assert parsed is not None and planned is not None
-    if exchange.prompt_tokens is not None:
-        return False
+    if exchange.prompt_tokens is not None or not endpoint.is_llamacpp:
+        return False  # known, or nobody could be asked: the engine itself says what is too long
     bound = parsed.prompt_bound_tokens + endpoint.template_bytes
     if not parsed.generates:
         return bound > planned.n_ubatch
@@ -56,7 +57,8 @@ def refuse_hopeless(exchange: Exchange, endpoint: Endpoint) -> None:
     if endpoint.settings.mmproj is not None:
         return  # images are many bytes and few tokens
     limit = planned.max_seq_len if parsed.generates else planned.n_ubatch
-    if len(parsed.data) <= limit * BYTES_A_TOKEN_MOST or _may_trim(exchange, endpoint):
+    counted_bytes = max(limit * BYTES_A_TOKEN_MOST, COUNTED_BYTES_LEAST)
+    if len(parsed.data) <= counted_bytes or _may_trim(exchange, endpoint):
         return
     if isinstance(parsed.head, ChatHead):
         n_bytes = sum(len(bytes(parsed.fields[name])) for name in ("messages", "tools") if name in parsed.fields)

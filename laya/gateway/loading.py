@@ -21,8 +21,8 @@ from laya.errors import LayaError, MemoryBusy
 from laya.gateway.corrections import Corrections
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.instead import models_that_fit
-from laya.gateway.rates import kept_rates
-from laya.memory import LLAMA_SERVER, Budget, Ledger, Machine, plan_file, refusal, size_text
+from laya.gateway.kinds import kind_of
+from laya.memory import Budget, Ledger, Machine, refusal, size_text
 from laya.types import AskedSettings, ModelFile, Plan
 
 if TYPE_CHECKING:
@@ -82,14 +82,8 @@ class Loading:
 
     async def plan(self, endpoint: Endpoint, file: ModelFile, budget: Budget) -> Plan:
         """What the model needs, and what it would be started with inside this budget."""
-        asked = self._asked(endpoint)
-        engine = LLAMA_SERVER if endpoint.settings.engine_path else None  # another build may repack more
-        correction = await asyncio.to_thread(self._corrections.of, endpoint.settings, file.path)
-        rates = await asyncio.to_thread(kept_rates, self._corrections.path)
-        model_id, path = endpoint.model_id, file.path
-        return await asyncio.to_thread(
-            plan_file, path, asked, budget, model_id=model_id, engine=engine, rates=rates, correction=correction
-        )
+        settings, asked = endpoint.settings, self._asked(endpoint)
+        return await asyncio.to_thread(kind_of(settings).plan, settings, file, asked, budget, self._corrections)
 
     def _asked(self, endpoint: Endpoint) -> AskedSettings:
         """What the user decided, and what was decided already: replicas of a model promise the same to requests."""
@@ -236,6 +230,7 @@ class Loading:
     def learn(self, endpoint: Endpoint, file: ModelFile, plan: Plan, peak_bytes: int, *, was_killed: bool) -> None:
         """An engine has ended; a plan that was too small makes the next one larger."""
         try:
-            self._corrections.learn(endpoint.settings, file.path, plan, peak_bytes, was_killed=was_killed)
+            settings = endpoint.settings
+            kind_of(settings).learn(settings, file, plan, peak_bytes, self._corrections, was_killed=was_killed)
         except LayaError as error:  # a broken file or database: the engine's end goes on
             logger.error("what was learned of '%s' is not kept: %s", endpoint.name, error.message)

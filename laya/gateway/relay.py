@@ -2,7 +2,8 @@
 
 `StreamRelay`: a stream for a client that streams. `AssembledAnswer`: a stream for a client that wants the answer whole.
 `RawAnswer`: bytes as they come, from engines that notice when a client of a whole answer leaves. `EngineError`: any
-status but 200, put into Laya's own words. Knows the exchange and the engine's events, and no other step.
+status but 200, put into Laya's own words. Which one an answer goes is `relay_choice.py`. Knows the exchange and the
+engine's events, and no other step.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from laya.gateway.assemble import Assembler, UsageSum, encode
 from laya.gateway.body import ChatHead, CompletionHead, ParsedBody
 from laya.gateway.engine_errors import engine_error, model_of
 from laya.gateway.metering import read_usage
+from laya.gateway.renaming import renamed
 from laya.gateway.sse import AnswerReader, EventReader, StreamFilter, event_bytes
-from laya.gateway.tool_events import CallAssembler, CallFilter, calls_of
+from laya.gateway.tool_events import CallAssembler, calls_of
 from laya.types import EndpointKind
 
 if TYPE_CHECKING:
@@ -29,30 +31,6 @@ ERROR_LIMIT_BYTES = 1024 * 1024
 
 def broke_off(model_id: str, reason: str) -> LayaError:
     return EngineCrashed(f"The engine of '{model_id}' broke off: {reason}.")
-
-
-def relay_for(exchange: Exchange) -> Relay:
-    """The way this exchange's answer goes."""
-    parsed, endpoint = exchange.parsed, exchange.endpoint
-    assert parsed is not None and endpoint is not None and endpoint.pool is not None
-    if not parsed.generates:
-        return RawAnswer(exchange)
-    if parsed.wants_stream and endpoint.settings.enable_streaming:
-        n_top_logprobs = _completion_logprobs_of(parsed.head)
-        usage, wants_usage = _usage_of(parsed), parsed.wants_usage_event
-        if (calls := calls_of(parsed)) is not None:
-            return StreamRelay(exchange, CallFilter(usage, calls, wants_usage=wants_usage))
-        return StreamRelay(exchange, StreamFilter(usage, wants_usage=wants_usage, n_top_logprobs=n_top_logprobs))
-    if not parsed.wants_stream and not parsed.rewrites_calls and endpoint.pool.address.cancels_whole:
-        return RawAnswer(exchange)
-    return AssembledAnswer(exchange)
-
-
-def relay_taken(exchange: Exchange, wants_usage: bool | None) -> Relay:
-    """The way of one that the plain lane took; `wants_usage`: of a stream, None for a whole answer."""
-    if wants_usage is None:
-        return RawAnswer(exchange)
-    return StreamRelay(exchange, StreamFilter(UsageSum(), wants_usage=wants_usage))
 
 
 class Relay:
@@ -208,13 +186,15 @@ class StreamRelay(Relay):
 class AssembledAnswer(Relay):
     """Stream in, whole answer out."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, own_name: str | None = None) -> None:
+        """own_name: of the model, where its engine calls it by another."""
         super().__init__(exchange)
-        parsed = exchange.parsed
-        assert parsed is not None
-        self._reader = AnswerReader(_usage_of(parsed))
-        is_chat, n_top_logprobs = isinstance(parsed.head, ChatHead), _completion_logprobs_of(parsed.head)
-        calls = calls_of(parsed)
+        parsed, endpoint = exchange.parsed, exchange.endpoint
+        assert parsed is not None and endpoint is not None
+        self._own_name = own_name
+        self._reader = AnswerReader(usage_of(parsed))
+        is_chat, n_top_logprobs = isinstance(parsed.head, ChatHead), completion_logprobs_of(parsed.head)
+        calls = calls_of(parsed) if endpoint.is_llamacpp else None
         self._assembler = (
             CallAssembler(calls) if calls is not None else Assembler(chat=is_chat, n_top_logprobs=n_top_logprobs)
         )
@@ -242,6 +222,8 @@ class AssembledAnswer(Relay):
         self.exchange.finish_reasons, usage = self._assembler.finish_reasons, self._reader.usage.as_dict()
         if self._reader.usage_event is not None:
             self._assembler.add(self._reader.usage_event | {"choices": []})
+        if self._own_name is not None:
+            self._assembler.meta["model"] = self._own_name
         parsed = self.exchange.parsed
         assert parsed is not None
         if not parsed.wants_stream:
@@ -293,9 +275,35 @@ class RawAnswer(Relay):
             self.exchange.respond(200, self._whole, "served", b"content-type: %b\r\n" % self._type)
 
 
-def _usage_of(parsed: ParsedBody) -> UsageSum:
+class RenamedAnswer(Relay):
+    """A whole answer of an engine that calls the model by another name: read to its end, for that one field."""
+
+    def __init__(self, exchange: Exchange, own_name: str) -> None:
+        super().__init__(exchange)
+        self._own_name = own_name
+        self._parts: list[bytes] = []
+
+    def on_good_data(self, data: bytes) -> None:
+        if not self.exchange.first_token_s:
+            self.exchange.first_token_s = time.monotonic()
+        self._parts.append(data)
+
+    def on_good_end(self) -> None:
+        body = b"".join(self._parts)
+        read_usage(self.exchange, body)
+        self.exchange.respond(200, renamed(body, self._own_name), "served")
+
+
+def relay_taken(exchange: Exchange, wants_usage: bool | None) -> Relay:
+    """The way of one that the plain lane took; `wants_usage`: of a stream, None for a whole answer."""
+    if wants_usage is None:
+        return RawAnswer(exchange)
+    return StreamRelay(exchange, StreamFilter(UsageSum(), wants_usage=wants_usage))
+
+
+def usage_of(parsed: ParsedBody) -> UsageSum:
     return UsageSum(parsed.n_seqs // parsed.n_choices, parsed.n_choices)
 
 
-def _completion_logprobs_of(head: object) -> int | None:
+def completion_logprobs_of(head: object) -> int | None:
     return head.logprobs if isinstance(head, CompletionHead) else None

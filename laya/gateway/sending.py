@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from laya.errors import EngineFailed, LayaError
 from laya.gateway.endpoint import ENGINE_STARTS
 from laya.gateway.engine_body import engine_body
-from laya.gateway.relay import relay_for, relay_taken
+from laya.gateway.relay import relay_taken
+from laya.gateway.relay_choice import relay_for
 from laya.gateway.upstream import UpstreamConnection
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ class Shown(Shelf):
         """Model -> (tokens promised to live requests, tokens that can be held)."""
         out: dict[str, tuple[int, int]] = {}
         for endpoint in self.endpoints.values():
-            if endpoint.planned is not None:
+            if endpoint.planned is not None and endpoint.planned.is_computed:
                 promised, held = out.get(endpoint.model_id, (0, 0))
                 more = endpoint.tokens_promised, endpoint.planned.kv_pool_tokens
                 out[endpoint.model_id] = promised + more[0], held + more[1]

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from laya.gateway.assemble import UsageSum, completion_logprobs, encode
+from laya.gateway.renaming import renamed_events
 
 _MARK = re.compile(rb'"prompt_progress"|"usage"\s*:\s*\{|"error"\s*:|data: *[n\[]')
 _DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -102,8 +103,12 @@ class EventReader:
 class StreamFilter(EventReader):
     """For a client that streams. `feed` gives the bytes to send on, `end` the last ones of a whole answer."""
 
-    def __init__(self, usage: UsageSum, *, wants_usage: bool, n_top_logprobs: int | None = None) -> None:
+    def __init__(
+        self, usage: UsageSum, *, wants_usage: bool, n_top_logprobs: int | None = None, own_name: str | None = None
+    ) -> None:
+        """own_name: of the model, where its engine calls it by another."""
         super().__init__(usage)
+        self._own_name = own_name
         self._wants_usage = wants_usage
         self._n_top_logprobs = n_top_logprobs  # completions with logprobs: each event is rewritten
         self._text_offsets: dict[int, int] = {}
@@ -121,12 +126,13 @@ class StreamFilter(EventReader):
                 out += self._events(run)
             else:
                 out.append(run)
-        return b"".join(out)
+        events = b"".join(out)
+        return events if self._own_name is None else renamed_events(events, self._own_name)
 
     @property
     def passes_events(self) -> bool:
         """Whether the events of tokens go on as they are."""
-        return self._n_top_logprobs is None
+        return self._n_top_logprobs is None and self._own_name is None
 
     @property
     def ends_plainly(self) -> bool:
@@ -173,6 +179,8 @@ class StreamFilter(EventReader):
         """The events after the last token: usage if the client asked, and [DONE]."""
         if self._wants_usage and self.usage_event is not None:
             event = self.usage_event | {"choices": [], "usage": self.usage.as_dict()}
+            if self._own_name is not None:
+                event["model"] = self._own_name
             return event_bytes(event) + DONE
         return DONE
 

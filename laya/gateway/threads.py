@@ -81,7 +81,8 @@ class Threads:
 
     @staticmethod
     def _can_follow(endpoint: Endpoint) -> bool:
-        return endpoint.settings.engine_path is None and can_follow()
+        settings = endpoint.settings
+        return settings.engine == "llamacpp" and settings.engine_path is None and can_follow()
 
 
 def parts(n_cores: int, wanted: list[int]) -> list[int]:

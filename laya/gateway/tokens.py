@@ -72,6 +72,9 @@ class Tokenizers:
         endpoint = next((each for each in group if each.pool is not None), first)
         if endpoint.pool is None:
             await fleet.room.take_turn(endpoint, lambda: not exchange.disconnected)
+        if not endpoint.is_llamacpp:
+            raise NotSupported(f"The engine of '{endpoint.model_id}' has no tokenizer that Laya knows how to ask.",
+                               param="model")  # fmt: skip
         return endpoint
 
     async def ask(self, exchange: InnerExchange, endpoint: Endpoint, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Owns: whether engines still do anything. One that answers nothing, or holds requests and gives nothing, is stuck.
 
 Two questions, asked of each engine a few times a second at no cost to requests. Does it live? It is asked for its slots
-now and then, which llama.cpp answers between two batches, so a slow prefill is no silence. Does it get on? A stream
-that was sent and has no first token must show prefill progress. Time counts only while this process itself runs, and
-from the start again after it was stopped: engines are mostly stopped with it, and may go on a little later. What is
-stuck is stopped, by force if need be, and loaded again.
+now and then (a program for its health), which llama.cpp answers between two batches, so a slow prefill is no silence.
+Does it get on? A stream that was sent and has no first token must show prefill progress, where the engine tells it.
+Time counts only while this process itself runs, and from the start again after it was stopped: engines are mostly
+stopped with it, and may go on a little later. What is stuck is stopped, by force if need be, and loaded again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 ASK_EVERY_S = 5.0
 IDLE_LIMIT_S = 20.0  # an engine without work answers at once, or it is not there
 LONGEST_STEP_S = 1.0  # between two sweeps; what is longer, this process was stopped for
-_PATH = "/slots"
 
 
 class Watch:
@@ -62,6 +61,8 @@ class Watch:
 
     def _look(self, endpoint: Endpoint) -> None:
         limit_s = endpoint.settings.progress_timeout_s
+        if endpoint.pool is None or endpoint.pool.address.alive_path is None:
+            return  # there is nothing to ask it for
         ask_every_s = min(ASK_EVERY_S, limit_s / 4)
         if self._clock_s - self._asked_s.setdefault(endpoint, self._clock_s) >= ask_every_s:
             self._asked_s[endpoint] = float("inf")
@@ -81,11 +82,11 @@ class Watch:
 
     async def _ask(self, endpoint: Endpoint) -> None:
         pool = endpoint.pool
-        if pool is None:
+        if pool is None or pool.address.alive_path is None:
             return
         try:
             with contextlib.suppress(OSError):  # silence is what is watched for
-                await pool.fetch("GET", _PATH, deadline_s=endpoint.settings.progress_timeout_s)
+                await pool.fetch("GET", pool.address.alive_path, deadline_s=endpoint.settings.progress_timeout_s)
                 if endpoint.pool is pool:
                     self._n_answers[endpoint] = self._n_answers.get(endpoint, 0) + 1
         finally:
@@ -122,4 +123,5 @@ def _waits_for_first_token(exchange: Exchange, endpoint: Endpoint) -> bool:
     parsed, pool = exchange.parsed, endpoint.pool
     if exchange.connection is None or exchange.first_token_s or exchange.upstream_paused:
         return False
-    return parsed is not None and parsed.generates and pool is not None and not pool.address.cancels_whole
+    tells = pool is not None and endpoint.is_llamacpp and not pool.address.cancels_whole
+    return tells and parsed is not None and parsed.generates

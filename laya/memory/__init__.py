@@ -29,6 +29,7 @@ from laya.memory.placement import CPU
 from laya.memory.plan_source import plan_source
 from laya.memory.planner import Model
 from laya.memory.pressure import PressureMeter, PressureTrigger, pressure_files
+from laya.memory.program import ProgramBytes, after_run, plan_program
 from laya.memory.rates import MachineRates
 from laya.memory.shape import ModelShape
 from laya.memory.sizes import flag_text, size_text
@@ -55,14 +56,17 @@ __all__ = [
     "ModelShape",
     "PressureMeter",
     "PressureTrigger",
+    "ProgramBytes",
     "Reading",
     "Step",
     "VllmSettings",
+    "after_run",
     "ceiling_bytes",
     "facts_of_hf",
     "mounts",
     "plan_before_download",
     "plan_file",
+    "plan_program",
     "plan_source",
     "plan_vllm",
     "pressure_files",
@@ -131,11 +135,16 @@ def refusal(plan: Plan, budget: Budget, models: Sequence[str] = ()) -> Insuffici
     ram_bytes = next((device.budget_bytes for device in plan.devices if device.device == CPU), available_bytes)
     if ram_bytes < available_bytes:
         available_bytes, limit = ram_bytes, MEMORY_LIMIT
+    what_for = f"for {settings.max_num_seqs} x {settings.max_seq_len} tokens"
+    if not settings.is_computed:
+        what_for = f"({', '.join(name for device in plan.devices for name in device.terms)})".replace("_", " ")
     words = [
-        f"'{plan.model}' needs {size_text(plan.need_bytes)} for {settings.max_num_seqs} x {settings.max_seq_len} "
-        f"tokens; {size_text(available_bytes)} may be used ({limit})."
+        f"'{plan.model}' needs {size_text(plan.need_bytes)} {what_for}; "
+        f"{size_text(available_bytes)} may be used ({limit})."
     ]
-    if plan.suggestions:
+    if not settings.is_computed:
+        words.append("What its program takes is for its own settings to lower, and for `memory` to say.")
+    elif plan.suggestions:
         words.append(what_fits(plan))
     else:
         own = f" --memory-limit {flag_text(available_bytes)}" if limit == MEMORY_LIMIT else ""

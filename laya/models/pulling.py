@@ -231,7 +231,7 @@ def _link(
     manifest = Manifest(
         id=wanted_id,
         source=source,
-        format=model.format,
+        format="hf" if model.format == "hf" else "gguf",
         files=(StoredFile(name=model.path.name, file_bytes=model.file_bytes),),
         pulled_at=now_utc(),
         linked=source,

@@ -64,7 +64,8 @@ export class Chat {
       const request = { model, messages: history, stream_options: { include_usage: true } };
       answer.waitFor(this.models.get(model));
       for await (const piece of streamChat(request, this.running.signal)) answer.take(piece);
-      answer.finish(this.models.get(model)?.plan?.settings.max_seq_len);
+      const settings = this.models.get(model)?.plan?.settings;
+      answer.finish(settings?.kv_pool_tokens ? settings.max_seq_len : undefined);
     } catch (fault) {
       if (fault.name === "AbortError") answer.note("stopped");
       else answer.fail(fault.message);

@@ -105,7 +105,8 @@ function factsOf(model) {
   const promised = devices.reduce((sum, device) => sum + device.total_bytes, 0);
   const facts = [`${size(promised)} promised`];
   if (model.pid && model.measured_bytes) facts.push(`${size(model.measured_bytes)} measured`);
-  facts.push(`${settings.max_num_seqs} × ${settings.max_seq_len} tokens`);
+  const length = settings.kv_pool_tokens ? ` × ${settings.max_seq_len} tokens` : " at once"; // a program plans its own
+  facts.push(`${settings.max_num_seqs}${length}`);
   if (model.running) facts.push(`${model.running} running${prefillOf(model)}`);
   if (model.queued) facts.push(`${model.queued} waiting`);
   if (model.pinned) facts.push("pinned");

@@ -66,7 +66,7 @@ def test_killed_parent_takes_the_own_server_with_it(some_gguf: Path, llama_serve
 def test_child_of_another_parent_refuses_to_run(some_gguf: Path) -> None:
     document = '{"parent_pid": 1, "nice": 0, "oom_score_adj": 0, "command": ["/bin/echo", "ran"], "environment": {}}'
     child = subprocess.run(
-        [sys.executable, "-m", "laya.engines.llamacpp_child"],
+        [sys.executable, "-m", "laya.engines.program_child"],
         input=document,
         capture_output=True,
         text=True,

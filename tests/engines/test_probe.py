@@ -29,7 +29,9 @@ def test_real_answer_is_ready(task: Task) -> None:
     [
         ("chat", {"choices": [], "usage": {"completion_tokens": 1}}),
         ("chat", {"choices": [{"text": ""}], "usage": {"completion_tokens": 0}}),
-        ("chat", {"choices": [{"text": "x"}]}),
+        ("chat", {"choices": [{"text": ""}]}),
+        ("chat", {"choices": "x"}),
+        ("chat", [1]),
         ("embed", {"data": []}),
         ("embed", {"data": [{"embedding": [None, None]}]}),
         ("rerank", {"results": [{"relevance_score": None}]}),
@@ -37,7 +39,7 @@ def test_real_answer_is_ready(task: Task) -> None:
         ("decide", {"answers": {"q": {"type": "noul", "noul": None}}}),
     ],
 )
-def test_answer_without_its_thing_is_not_ready(task: Task, answer: dict[str, Any]) -> None:
+def test_answer_without_its_thing_is_not_ready(task: Task, answer: Any) -> None:
     with pytest.raises(EngineFailed, match=r"its first answer has no (token|embedding|score|answer)"):
         check(task, httpx.Response(200, json=answer))
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import uvloop
 
+from laya.engines.held_memory import MemoryReading
 from laya.engines.log import EngineLog
-from laya.engines.process import MemoryReading
 from laya.engines.settings import EngineSettings
 from laya.engines.supervisor import Supervisor
 from laya.errors import BadModelFile, EngineFailed, InsufficientMemory, LayaError, ModelNotFound, ServerStopping

@@ -11,8 +11,8 @@ import pytest
 from laya.bench.stub_gateway import stub_plan
 from laya.config import Config
 from laya.engines.ceiling import LimitHit
+from laya.engines.held_memory import MemoryReading
 from laya.engines.log import EngineLog
-from laya.engines.process import MemoryReading
 from laya.engines.settings import EngineSettings
 from laya.engines.supervisor import Supervisor
 from laya.errors import EngineFailed
@@ -211,5 +211,5 @@ def in_world(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plans_of(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """The fleet of this world plans with its table."""
-    monkeypatch.setattr("laya.gateway.loading.plan_file", world.plan)
+    monkeypatch.setattr("laya.gateway.kind_llamacpp.plan_file", world.plan)
     return world

@@ -1,0 +1,62 @@
+"""Owns: `laya plan` of a model that a program serves: nothing of it can be read, so what is known of it is shown."""
+
+from __future__ import annotations
+
+import msgspec
+from rich.console import Console
+
+from laya.cli.output import print_json, shown
+from laya.cli.plan_model import Asking, Subject, subject_named
+from laya.cli.plan_show import show_choices, show_devices
+from laya.config import ResolvedModel, with_settings
+from laya.config.places import DATABASE
+from laya.errors import ConfigError, StoreError
+from laya.gateway.corrections import Corrections, nothing_learned
+from laya.gateway.kinds import kind_of
+from laya.memory import Budget
+from laya.memory.rates import MachineRates
+from laya.models import home_path
+from laya.types import AskedSettings, ModelFile, Plan
+
+
+class ProgramSubject(msgspec.Struct, frozen=True, kw_only=True):
+    """A model of the config that a program serves."""
+
+    settings: ResolvedModel
+    asked: AskedSettings
+    file: ModelFile
+
+    def plan(self, budget: Budget, rates: MachineRates | None = None) -> Plan:
+        """What its engine would be started with."""
+        learned = Corrections(home_path() / DATABASE)
+        kind = kind_of(self.settings)
+        try:
+            return kind.plan(self.settings, self.file, self.asked, budget, learned)
+        except StoreError:  # a plan needs no database
+            return kind.plan(self.settings, self.file, self.asked, budget, nothing_learned())
+
+
+def any_subject(name: str, asking: Asking) -> Subject | ProgramSubject:
+    """What can be planned under this name. Raises ConfigError, and what `subject_named` raises."""
+    if asking.config.for_model(name).program is None:
+        return subject_named(name, asking)
+    settings = with_settings(asking.config, asking.settings, name).for_model(name)
+    file = kind_of(settings).find(settings, models_dir=home_path(), home=home_path())
+    return ProgramSubject(settings=settings, asked=settings.asked(), file=file)
+
+
+def show_program_plan(
+    subject: ProgramSubject, budget: Budget, asking: Asking, *, as_table: bool, as_json: bool
+) -> bool:
+    """Print it; whether it fits. Raises ConfigError for what can't be told of a program."""
+    if as_table or asking.card_bytes:
+        raise ConfigError(f"'{subject.settings.id}' is served by a program, whose memory Laya cannot compute")
+    made = subject.plan(budget)
+    if as_json:
+        print_json(msgspec.to_builtins(made) | {"limit": budget.limit})
+        return made.fits
+    console = Console(highlight=False)
+    show_devices(console, made, budget)
+    show_choices(console, made, set(asking.settings))
+    console.print(f" [dim]program[/]  {shown(str(subject.file.path))}", soft_wrap=True)
+    return made.fits

@@ -1,0 +1,89 @@
+"""Owns: how llama.cpp is started: its server in our child, or the user's own llama-server."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import laya
+from laya.engines import llamacpp
+from laya.engines.held_memory import MemoryReading, read_memory
+from laya.engines.log import EngineLog
+from laya.engines.probe import until_it_answers
+from laya.engines.settings import EngineSettings
+from laya.types import EngineAddress
+
+_LISTENING = re.compile(r"listening on http://([^\s:/]+):(\d+)")
+
+
+class LlamaCppLauncher:
+    """See launcher.Launcher."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._is_own_server = settings.engine_path is not None
+        self.module = "laya.engines.program_child" if self._is_own_server else "laya.engines.llamacpp_child"
+        self.files = tuple(path for path in (settings.path, settings.mmproj, settings.draft) if path is not None)
+        self.needs_cpu = not self._is_own_server
+
+    def check(self) -> None:
+        self._settings.check()
+
+    def environment(self) -> dict[str, str]:
+        return child_environment(self._environment())
+
+    def document(self, api_key: str) -> dict[str, Any]:
+        settings = self._settings
+        if settings.engine_path is None:
+            return {"params": llamacpp.params(settings, api_key), "threads_file": settings.threads_file}
+        command = [llamacpp.absolute(settings.engine_path), *llamacpp.flags(settings)]
+        return {"command": command, "environment": self._environment(api_key), "folder": None}
+
+    def listens_at(self, log: EngineLog) -> str | None:
+        if not self._is_own_server:
+            return None  # the child reports it
+        found = [match for line in log.run_lines() if (match := _LISTENING.search(line))]
+        return f"{found[0][1]}:{found[0][2]}" if found else None
+
+    async def prove(self, host: str, port: int, api_key: str) -> EngineAddress:
+        address = EngineAddress(
+            host=host,
+            port=port,
+            api_key=api_key,
+            cancels_whole=False,
+            keeps_streams=False,
+            answers_kept=90,
+            has_slots=True,
+        )
+        await until_it_answers(address, self._settings.planned.task)
+        return address
+
+    def waits_for(self) -> str | None:
+        return None
+
+    def last_words(self, log: EngineLog) -> str | None:
+        return log.error_words(first=True)
+
+    def about(self) -> str:
+        return f"model file {self._settings.path}"
+
+    def may_try_again(self, log: EngineLog) -> bool:
+        return False
+
+    def measure(self, pid: int) -> MemoryReading | None:
+        return read_memory(pid)
+
+    def _environment(self, api_key: str | None = None) -> dict[str, str]:
+        return llamacpp.environment(api_key, keeps_prompts=self._settings.planned.prompt_cache_bytes > 0)
+
+
+def child_environment(environment: dict[str, str]) -> dict[str, str]:
+    """The same for one of our own child programs, which has to find this package."""
+    environment = environment | {"PYTHONSAFEPATH": "1"}  # no module from the user's current folder
+    root = Path(laya.__file__).resolve().parents[1]
+    if root.name not in ("site-packages", "dist-packages"):
+        path = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{path}" if path else str(root)
+    return environment

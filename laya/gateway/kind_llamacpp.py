@@ -1,0 +1,96 @@
+"""Owns: models that llama.cpp runs: found as files, planned from their headers, started by what was planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from laya.config import ResolvedModel
+from laya.engines.settings import EngineSettings, Pooling
+from laya.errors import NotSupported
+from laya.gateway.corrections import Corrections
+from laya.gateway.rates import kept_rates
+from laya.memory import LLAMA_SERVER, Budget, ceiling_bytes, plan_file, read_facts, read_header
+from laya.models import resolve
+from laya.types import AskedSettings, ModelFile, Plan
+
+
+class LlamaCppKind:
+    """See kinds.Kind."""
+
+    def find(self, settings: ResolvedModel, *, models_dir: Path, home: Path) -> ModelFile:
+        return resolve(settings.source or settings.id, models_dir=models_dir, home=home)
+
+    def check(self, settings: ResolvedModel, file: ModelFile) -> None:
+        check_servable(file)
+        check_task(settings, file)
+        pooling_of(settings, file)
+
+    def plan(
+        self, settings: ResolvedModel, file: ModelFile, asked: AskedSettings, budget: Budget, learned: Corrections
+    ) -> Plan:
+        return plan_file(
+            file.path,
+            asked,
+            budget,
+            model_id=settings.id,
+            engine=LLAMA_SERVER if settings.engine_path else None,  # another build may repack more
+            rates=kept_rates(learned.path),
+            correction=learned.of(settings, file.path),
+        )
+
+    def start(
+        self, settings: ResolvedModel, file: ModelFile, plan: Plan, threads_file: str | None, *, name: str = ""
+    ) -> EngineSettings:
+        return EngineSettings(
+            model_id=file.id,
+            name=name,
+            path=file.path,
+            planned=plan.settings,
+            args=settings.args,
+            mmproj=settings.mmproj,
+            draft=settings.draft,
+            lora=settings.lora,
+            pooling=pooling_of(settings, file),
+            chat_template=settings.chat_template or file.chat_template,
+            engine_path=settings.engine_path,
+            ceiling_bytes=ceiling_bytes(plan, settings.memory_limit_bytes),
+            threads_file=threads_file,
+            load_timeout_s=settings.load_timeout_s,
+        )
+
+    def learn(
+        self,
+        settings: ResolvedModel,
+        file: ModelFile,
+        plan: Plan,
+        peak_bytes: int,
+        learned: Corrections,
+        *,
+        was_killed: bool,
+    ) -> None:
+        learned.learn(settings, file.path, plan, peak_bytes, was_killed=was_killed)
+
+
+def check_servable(file: ModelFile) -> None:
+    """Raise NotSupported for a format that no engine here runs."""
+    if file.format != "gguf":
+        raise NotSupported(f"'{file.id}' is a Hugging Face folder; no engine that is installed here can run it.")
+
+
+def check_task(settings: ResolvedModel, file: ModelFile) -> None:
+    """Raise NotSupported for a model that is said to decide and does not know how."""
+    if settings.task == "decide":
+        metadata = read_header(file.path).metadata
+        key = f"{metadata.get('general.architecture')}.decision.type"
+        if key not in metadata:
+            raise NotSupported(f"'{file.id}' is no decision model: its file states no '{key}'. Use `task: chat`.")
+
+
+def pooling_of(settings: ResolvedModel, file: ModelFile) -> Pooling | None:
+    """How token vectors become one, where the file does not say. Raises NotSupported for what is no reranker."""
+    if settings.task in ("chat", "decide"):
+        return None
+    own = read_facts(file.path).shape.pooling
+    if settings.task == "rerank" and own != "rank":
+        raise NotSupported(f"'{file.id}' is not a reranker: its file states no rank pooling. Use `task: embed`.")
+    return None if own else "mean"

@@ -1,0 +1,165 @@
+"""Programs of a user's own behind a real server: OpenAI's API by its official client, the ledger, the ceiling."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionToolParam
+
+from laya.gateway.guarding import claim_ceilings
+from laya.types import MIB
+
+from .live import Serving, model_state, plain, sdk
+
+pytestmark = pytest.mark.engine
+PROGRAMS = Path(__file__).parent.parent / "engines"
+CONFIG = """
+models:
+  own:
+    engine: command
+    cmd: {python} {programs}/openai_program.py --port ${{PORT}} --api-key ${{API_KEY}} --seconds-a-word 0.05
+    served_model_name: its-own-name
+    memory: 128MiB
+    max_num_seqs: 4
+  vectors:
+    engine: command
+    cmd: [{python}, "{programs}/openai_program.py", --port, "${{PORT}}", --model, "${{MODEL}}"]
+    task: embed
+    cancels_whole: true
+  hog:
+    engine: command
+    cmd: {python} {programs}/openai_program.py --port ${{PORT}} --model ${{MODEL}} --hold 256
+    memory: 96MiB
+  real:
+    engine: command
+    cmd: {python} {programs}/xllamacpp_program.py ${{PORT}} {gguf}
+    served_model_name: their-name
+    memory: 600MiB
+    env: {{PYTHONSAFEPATH: "1"}}
+  nowhere:
+    engine: command
+    cmd: lama-server --port ${{PORT}}
+"""
+WEATHER: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+@pytest.fixture(scope="module")
+def programs(start_server: Callable[..., Any], smollm2_path: Path) -> Iterator[Serving]:
+    config = CONFIG.format(python=sys.executable, programs=PROGRAMS, gguf=smollm2_path)
+    server = start_server(config=config)
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture
+def client(programs: Serving) -> openai.OpenAI:
+    return sdk(programs)
+
+
+def said(model: dict[str, Any]) -> dict[str, int]:
+    terms: dict[str, int] = model["plan"]["devices"][0]["terms"]
+    return terms
+
+
+def test_chat_whole_and_streamed_with_the_name_of_the_model_here(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="own", messages=[{"role": "user", "content": "Hi"}])
+    assert (answer.choices[0].message.content, answer.model) == ("Hello from a program", "own")
+    assert answer.usage is not None and answer.usage.completion_tokens == 4
+    events = list(
+        client.chat.completions.create(
+            model="own",
+            messages=[{"role": "user", "content": "Hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(choice.delta.content or "" for event in events for choice in event.choices)
+    assert text == "Hello from a program"
+    assert {event.model for event in events} == {"own"}
+    assert events[-1].usage is not None and events[-1].usage.total_tokens == 9
+
+
+def test_tools_pass_as_the_program_has_them(client: openai.OpenAI) -> None:
+    for choice in ("auto", "required"):
+        answer = client.chat.completions.create(
+            model="own",
+            messages=[{"role": "user", "content": "Paris?"}],
+            tools=[WEATHER],
+            tool_choice=choice,  # type: ignore[call-overload]
+        )
+        (call,) = answer.choices[0].message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Paris"}')
+        assert answer.choices[0].finish_reason == "tool_calls"
+
+
+def test_errors_of_the_program_are_in_its_words(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"maximum context length is 4096 tokens"):
+        client.chat.completions.create(model="own", messages=[{"role": "user", "content": "Hi"}], max_tokens=9000)
+    with pytest.raises(openai.InternalServerError, match="has the task 'embed'"):
+        client.chat.completions.create(model="vectors", messages=[{"role": "user", "content": "Hi"}])
+
+
+def test_client_that_leaves_is_left_by_the_program(programs: Serving, client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(model="own", messages=[{"role": "user", "content": "Hi"}], stream=True)
+    next(iter(stream))
+    stream.close()
+    path, query = "/admin/models/own/logs", {"follow": "true"}
+    with plain(programs) as http, http.stream("GET", path, params=query) as lines:
+        assert any("client left" in line for line in lines.iter_lines())
+
+
+def test_embeddings(client: openai.OpenAI) -> None:
+    answer = client.embeddings.create(model="vectors", input=["a", "bcd"], encoding_format="float")
+    assert [each.embedding for each in answer.data] == [[0.5, 1.0], [0.5, 3.0]]
+    assert answer.model == "vectors"
+
+
+def test_ledger_holds_what_is_declared_and_learns_what_is_not(programs: Serving, client: openai.OpenAI) -> None:
+    client.chat.completions.create(model="own", messages=[{"role": "user", "content": "Hi"}])
+    own = model_state(programs, "own")
+    assert said(own) == {"declared": 128 * MIB} and 0 < own["measured_bytes"] < 128 * MIB
+    client.embeddings.create(model="vectors", input="a")
+    with plain(programs) as http:
+        http.post("/admin/models/vectors/unload").raise_for_status()
+    client.embeddings.create(model="vectors", input="a")
+    terms = said(model_state(programs, "vectors"))
+    assert list(terms) == ["learned"] and 64 * MIB < terms["learned"] < 256 * MIB
+    shown = client.models.retrieve("own").model_dump()
+    assert shown["loaded"] and shown["max_model_len"] is None
+
+
+def test_liar_ends_at_its_ceiling_and_its_neighbour_stays(programs: Serving, client: openai.OpenAI) -> None:
+    if not claim_ceilings()[1].has_hard_limit:
+        pytest.skip("nothing can hold a process to its memory here")
+    client.chat.completions.create(model="own", messages=[{"role": "user", "content": "Hi"}])
+    pid = model_state(programs, "own")["pid"]
+    with pytest.raises(openai.APIStatusError, match=r"stopped at its memory limit of 96\.0 MiB") as caught:
+        client.chat.completions.create(model="hog", messages=[{"role": "user", "content": "Hi"}])
+    assert caught.value.code in ("engine_crashed", "engine_out_of_memory")
+    assert model_state(programs, "own")["pid"] == pid
+    client.chat.completions.create(model="own", messages=[{"role": "user", "content": "Hi"}])
+
+
+def test_program_that_is_not_there_fails_alone_with_the_nearest_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError, match="PATH has no program lama-server"):
+        client.chat.completions.create(model="nowhere", messages=[{"role": "user", "content": "Hi"}])
+
+
+def test_real_engine_by_command(programs: Serving, client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "What is the capital of France?"}]
+    whole = client.chat.completions.create(model="real", messages=messages, max_tokens=12, temperature=0)
+    assert whole.model == "real" and whole.usage is not None and whole.usage.completion_tokens > 1
+    stream = client.chat.completions.create(model="real", messages=messages, max_tokens=12, temperature=0, stream=True)
+    text = "".join(choice.delta.content or "" for event in stream for choice in event.choices)
+    assert text == whole.choices[0].message.content
+    state = model_state(programs, "real")
+    assert os.getpriority(os.PRIO_PROCESS, state["pid"]) == 15
