@@ -36,9 +36,18 @@ def _models(report: dict[str, Any]) -> list[str]:
     lines = [f"added    {model_id}" for model_id in report["added"]]
     lines += [f"removed  {model_id}   finishes what it has" for model_id in report["removed"]]
     for model in report["changed"]:
-        how = "   loaded anew after its requests" if model["restarts"] else ""
+        how = f"   {_how(model)}" if model["restarts"] else ""
         lines.append(f"changed  {model['id']}   {', '.join(map(_setting, model['settings']))}{how}")
     return lines
+
+
+def _how(model: dict[str, Any]) -> str:
+    """How its engines come to what they are started with."""
+    if model["is_rolling"]:
+        return "its engines are loaded anew one after another"
+    if model["at_once"]:
+        return f"its engines are loaded anew at once: {model['at_once']}"
+    return "loaded anew after its requests"
 
 
 def _setting(setting: dict[str, Any]) -> str:

@@ -277,7 +277,7 @@ class Fleet(Shown):
     # what users see
     async def window(self, endpoint: Endpoint) -> int | None:
         """Tokens one request may hold: as loaded, or as it would be loaded alone now; None where it would not fit."""
-        planned = endpoint.planned or self.together.twin(endpoint)
+        planned = endpoint.planned or self.together.twin(endpoint, may_be_outdated=True)
         if planned is not None:
             return told_window(planned)
         known = self._windows.get(endpoint.model_id)

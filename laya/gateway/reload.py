@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from laya.config import Config
 from laya.errors import ConfigError, LayaError
 from laya.gateway.draining import DEADLINE_S, finish
-from laya.gateway.reload_diff import ModelChange, Report, adopt, model_changed, needs_restart, settings_changed
+from laya.gateway.reload_diff import ModelChange, Report, adopt, model_changed, settings_changed
+from laya.gateway.rolling import Rolling, Way
 from laya.gateway.roster import Roster
 from laya.gateway.shelf import settings_for
 from laya.routing import RequestRouter, RouteTable
@@ -38,6 +41,7 @@ class Reloader:
         self._fleet = fleet
         self._read = read
         self._in_force = in_force
+        self._rolling = Rolling(fleet)
         self._one_at_a_time = asyncio.Lock()
         self._following: set[str] = set()  # models whose engines are being brought to their settings
         self._ending: set[Endpoint] = set()
@@ -53,7 +57,8 @@ class Reloader:
             entries, found = await asyncio.to_thread(lambda: (list(roster.entries.found()), roster.on_disk()))
             _claim(roster, entries, _carried(self._fleet), found)
             _check_names(roster, new)
-            report = self._compare(roster, new, dry_run=dry_run)
+            ways = await self._ways(self._compare(roster, new, dry_run=dry_run), roster, new)
+            report = _with_ways(self._compare(roster, new, dry_run=dry_run), ways)
             if not dry_run:
                 self._apply(roster, new, report)
             return report
@@ -86,6 +91,17 @@ class Reloader:
             needs_server_restart=with_server,
             not_served={model_id: fault.message for model_id, fault in roster.entries.faults.items()},
         )
+
+    async def _ways(self, report: Report, roster: Roster, new: Config) -> dict[str, Way]:
+        """How the engines of models that restart come to their settings. Reads files, so what is compared may change
+        meanwhile."""
+        ways = {}
+        for change in report.changed:
+            if change.restarts:
+                file, group = roster.files[change.id], self._fleet.replicas_of(change.id)
+                settings = settings_for(file, new.for_model(change.id))
+                ways[change.id] = await self._rolling.way(group, settings, file)
+        return ways
 
     def _apply(self, roster: Roster, new: Config, report: Report) -> None:
         fleet = self._fleet
@@ -148,6 +164,8 @@ class Reloader:
             for each in stale:
                 if each.pool is None:  # whoever waits for this load gets it: to end it would refuse them
                     await _outcome(fleet, each)
+            if await self._rolling.renew(stale):
+                continue
             await asyncio.gather(*(fleet.unload(each, DEADLINE_S) for each in stale))
         return was_loaded
 
@@ -155,11 +173,7 @@ class Reloader:
         """Whether an engine is there, or on its way, that was started with other settings or another file."""
         fleet = self._fleet
         states = {status.id: status.state for status in fleet.supervisor.status()}
-        started = fleet.started_with.get(endpoint.name)
-        if started is None or states.get(endpoint.name) not in _HAS_ENGINE:
-            return False
-        settings, file = started
-        return needs_restart(settings, endpoint.settings) or file.path != fleet.files[endpoint.model_id].path
+        return states.get(endpoint.name) in _HAS_ENGINE and fleet.together.is_outdated(endpoint)
 
 
 async def _outcome(fleet: Fleet, endpoint: Endpoint) -> None:
@@ -168,6 +182,14 @@ async def _outcome(fleet: Fleet, endpoint: Endpoint) -> None:
         await fleet.ready(endpoint)
     except LayaError as error:
         logger.info("the load of '%s' ended: %s", endpoint.name, error.message)
+
+
+def _with_ways(report: Report, ways: Mapping[str, Way]) -> Report:
+    changed = []
+    for change in report.changed:
+        way = ways.get(change.id, Way(False))
+        changed.append(msgspec.structs.replace(change, is_rolling=way.is_rolling, at_once=way.why_not))
+    return msgspec.structs.replace(report, changed=tuple(changed))
 
 
 def _carried(fleet: Fleet) -> list[ModelFile]:

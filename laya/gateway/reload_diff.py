@@ -59,6 +59,8 @@ class ModelChange(msgspec.Struct, frozen=True):
     id: str
     settings: tuple[Setting, ...]
     restarts: bool
+    is_rolling: bool = False  # its engines are loaded anew one after another, and one of them always serves
+    at_once: str | None = None  # why its engines, where there are several, are all loaded anew at once
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

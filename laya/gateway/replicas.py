@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from laya.errors import LayaError
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.reload_diff import needs_restart
 from laya.gateway.unloadable import Unloadable
 from laya.types import PlannedSettings
 
@@ -91,15 +92,25 @@ class Replicas:
                     self._following.add(each)
                     self._fleet.spawn(self._load(each))
 
-    def twin(self, endpoint: Endpoint) -> PlannedSettings | None:
-        """What another engine of its model runs with."""
-        group = self._fleet.replicas(endpoint)
-        return next((each.planned for each in group if each is not endpoint and each.planned is not None), None)
+    def is_outdated(self, endpoint: Endpoint) -> bool:
+        """Whether its engine was started with other settings, or another file, than its model has now."""
+        started = self._fleet.started_with.get(endpoint.name)
+        if started is None:
+            return False
+        settings, file = started
+        return needs_restart(settings, endpoint.settings) or file.path != self._fleet.files[endpoint.model_id].path
 
-    def n_to_load(self, endpoint: Endpoint) -> int:
-        """How many engines of its model are still to be loaded, itself among them."""
-        group = self._fleet.replicas(endpoint)
-        return sum(each is endpoint or each.pool is None for each in group)
+    def twin(self, endpoint: Endpoint, *, may_be_outdated: bool = False) -> PlannedSettings | None:
+        """What another engine of its model runs with."""
+        others = (each for each in self._fleet.replicas(endpoint) if each is not endpoint and each.planned is not None)
+        return next((each.planned for each in others if may_be_outdated or not self.is_outdated(each)), None)
+
+    def to_load(self, endpoint: Endpoint) -> tuple[int, list[Endpoint]]:
+        """How many engines of its model are still to be loaded, itself among them; and which of those run meanwhile,
+        since they are loaded anew after it."""
+        others = [each for each in self._fleet.replicas(endpoint) if each is not endpoint]
+        outdated = [each for each in others if each.pool is not None and self.is_outdated(each)]
+        return 1 + sum(each.pool is None for each in others) + len(outdated), outdated
 
     def forget(self, endpoint: Endpoint) -> None:
         """Its model is gone."""

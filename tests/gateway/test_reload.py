@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from laya.config import ApiKey, Config, load_config
-from laya.errors import ConfigError
+from laya.errors import ConfigError, EngineFailed
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.operating import ConfigSource
 from laya.gateway.reload import Reloader
@@ -19,7 +19,7 @@ from laya.gateway.reload_diff import Report, adopt, model_changed, needs_restart
 from laya.gateway.reload_watch import ConfigWatch
 from laya.types import EngineAddress, ModelFile
 
-from .fleet_world import World, in_world, plans_of  # noqa: F401
+from .fleet_world import World, WorldEngine, in_world, plans_of  # noqa: F401
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("in_world")]
 
@@ -142,6 +142,68 @@ async def test_changed_model_that_was_loaded_is_loaded_anew_and_another_is_not_t
     assert now["b"] == pids["b"] and now["a"] not in (None, pids["a"])
     assert "c" not in now  # it was not loaded, so it is not now
     assert place.fleet.started_with["a"][0].max_seq_len == 64
+
+
+async def three_replicas(place: Place, settings: str = "replicas: 3") -> dict[str, int | None]:
+    """A model with so many engines, all ready, and every later start noted with who serves beside it."""
+    place.write(a=settings)
+    await place.reload()
+    await place.world.load("a")
+    await place.settled()
+    return place.pids()
+
+
+async def test_replicas_are_loaded_anew_one_after_another_and_two_of_three_serve_all_the_while(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = await three_replicas(place)
+    serving, start = [], WorldEngine.start
+
+    async def noted(engine: WorldEngine) -> EngineAddress:
+        serving.append(sum(each.takes_new for each in place.fleet.replicas(place.fleet.find("a"))))
+        return await start(engine)
+
+    monkeypatch.setattr(WorldEngine, "start", noted)
+    place.write(a="replicas: 3, max_seq_len: 64")
+    (told,) = (await place.reload(dry_run=True)).changed
+    (change,) = (await place.reload()).changed
+    assert told == change and (change.restarts, change.is_rolling, change.at_once) == (True, True, None)
+    await place.settled()
+    assert serving == [2, 2, 2]
+    now = place.pids()
+    assert len(now) == 3 and not set(now.values()) & set(pids.values())
+    assert all(place.fleet.started_with[name][0].max_seq_len == 64 for name in now)
+
+
+async def test_replicas_without_room_for_a_new_one_are_loaded_anew_at_once_and_the_diff_says_so(place: Place) -> None:
+    pids = await three_replicas(place, "replicas: 2")
+    place.world.needs["a"] = 720  # of 800; one old engine holds 100
+    place.write(a="replicas: 2, max_seq_len: 64")
+    (change,) = (await place.reload()).changed
+    assert not change.is_rolling and change.at_once is not None
+    assert "a new one needs" in change.at_once and "beside the others there is room for" in change.at_once
+    await place.settled()
+    (left,) = place.pids().values()  # the second one has no room beside the first
+    assert left not in pids.values()
+
+
+async def test_new_engine_that_fails_leaves_the_others_as_they_are(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = await three_replicas(place)
+
+    async def fails(engine: WorldEngine) -> EngineAddress:
+        engine.exit("it knows no such argument")
+        raise EngineFailed("it knows no such argument")
+
+    monkeypatch.setattr(WorldEngine, "start", fails)
+    place.write(a="replicas: 3, max_seq_len: 64")
+    await place.reload()
+    await place.settled()
+    (event,) = [event for event in place.world.events() if event.kind == "reload_failed"]
+    assert "it knows no such argument" in event.text
+    assert len([each for each in place.fleet.replicas(place.fleet.find("a")) if each.is_serving]) == 2
+    assert len(set(place.pids().values()) & set(pids.values())) == 2
 
 
 async def test_many_quick_edits_give_one_engine_with_the_last_settings(place: Place) -> None:
