@@ -32,8 +32,9 @@ def wide(
     start_server: Callable[..., Any], smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Serving]:
     path = generate(tmp_path_factory.mktemp("models") / "narrow.gguf", NARROW, vocabulary=smollm2_path)
-    model = f"{{source: {path}, chat_template: {TEMPLATE}, max_seq_len: {WINDOW}, max_num_seqs: 1}}"
-    server = start_server(config=f"version: 1\nn_threads: 1\nmodels:\n  wide: {model}\n")
+    model = f"source: {path}, chat_template: {TEMPLATE}, max_num_seqs: 1"
+    models = f"  wide: {{{model}, max_seq_len: {WINDOW}}}\n  small: {{{model}, max_seq_len: 1024}}\n"
+    server = start_server(config=f"version: 1\nn_threads: 1\nmodels:\n{models}")
     yield server
     assert server.stop() == 0
 
@@ -61,6 +62,11 @@ def test_request_runs_where_the_window_that_was_told_holds_it(wide: Serving) -> 
     made = messages_sdk(wide).messages.create(model="wide", max_tokens=2, **message_request())
     assert (made.usage.cache_read_input_tokens or 0) + made.usage.input_tokens == N_TOKENS
     assert made.stop_reason == "max_tokens"
+
+
+def test_count_is_exact_however_small_the_window(wide: Serving) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"is 1024 tokens.* resulted in {N_TOKENS} tokens"):
+        sdk(wide).chat.completions.create(model="small", **chat_request())
 
 
 def test_request_is_refused_with_both_numbers_where_it_does_not_fit(server: Serving) -> None:
