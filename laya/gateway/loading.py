@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from laya.config import Config
+from laya.config import Config, ResolvedModel
 from laya.engines.supervisor import Supervisor
 from laya.errors import LayaError, MemoryBusy
 from laya.gateway.corrections import Corrections
@@ -80,10 +80,23 @@ class Loading:
         self.ledger.set_total(RAM, budget.bytes)
         return msgspec.structs.replace(budget, bytes=max(0, self.ledger.free(RAM)))
 
-    async def plan(self, endpoint: Endpoint, file: ModelFile, budget: Budget) -> Plan:
-        """What the model needs, and what it would be started with inside this budget."""
-        settings, asked = endpoint.settings, self._asked(endpoint)
+    async def plan(
+        self, endpoint: Endpoint, file: ModelFile, budget: Budget, settings: ResolvedModel | None = None
+    ) -> Plan:
+        """What the model needs, and what it would be started with inside this budget.
+
+        settings: others than it has now; what engines of it run with does not bind those.
+        """
+        asked = self._asked(endpoint) if settings is None else settings.asked()
+        settings = settings or endpoint.settings
         return await asyncio.to_thread(kind_of(settings).plan, settings, file, asked, budget, self._corrections)
+
+    async def plan_in_place(self, endpoint: Endpoint, settings: ResolvedModel, file: ModelFile) -> Plan:
+        """What would be started instead of its engine, in what that holds, what is free and what idle models hold."""
+        budget = self.free_budget()
+        givers = [endpoint, *self._others.leaving_order(endpoint)]
+        n_bytes = self.ledger.free(RAM) + sum(self.ledger.held_by(each.name, RAM) for each in givers)
+        return await self.plan(endpoint, file, msgspec.structs.replace(budget, bytes=max(0, n_bytes)), settings)
 
     def _asked(self, endpoint: Endpoint) -> AskedSettings:
         """What the user decided, and what was decided already: replicas of a model promise the same to requests."""
@@ -130,13 +143,13 @@ class Loading:
     async def _plan_of_share(self, endpoint: Endpoint, file: ModelFile, budget: Budget) -> Plan | None:
         """A plan that leaves as much for each replica that is still to be loaded; None where there is none, or where
         one alone needs more than its share."""
-        n_to_load = self._others.together.n_to_load(endpoint)
+        n_to_load, outdated = self._others.together.to_load(endpoint)
         if n_to_load < 2:
             return None
+        all_bytes = budget.bytes + sum(self.ledger.held_by(each.name, RAM) for each in outdated)
+        share_bytes = min(budget.bytes, all_bytes // n_to_load)
         limit = f"{budget.limit}, for {n_to_load} replicas"
-        plan = await self.plan(
-            endpoint, file, msgspec.structs.replace(budget, bytes=budget.bytes // n_to_load, limit=limit)
-        )
+        plan = await self.plan(endpoint, file, msgspec.structs.replace(budget, bytes=share_bytes, limit=limit))
         return plan if plan.fits else None
 
     async def _check_hopeless(
