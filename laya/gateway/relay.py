@@ -270,9 +270,7 @@ class RawAnswer(Relay):
         if self.exchange.head_sent:
             self.exchange.end(b"", "served")
         else:
-            if self.exchange.charged_tokens or self.exchange.kind == EndpointKind.DECISION:
-                read_usage(self.exchange, self._whole)
-            self.exchange.respond(200, self._whole, "served", b"content-type: %b\r\n" % self._type)
+            self.on_whole(self._type, self._whole)
 
 
 class RenamedAnswer(Relay):

@@ -106,7 +106,7 @@ async def test_model_may_be_an_alias_and_the_body_come_in_chunks(tmp_path: Path)
         ({"stream": True}, "stream", "come whole"),
         ({"model": None}, "model", "stub"),
         ({"questions": {"sky": {"type": "choice", "instructions": "x", "criteria": {}}}}, None, "questions.sky"),
-        ({"state": "rain " * 5000}, "state", "maximum context length"),
+        ({"state": "rain " * 40_000}, "state", "maximum context length"),
     ],
 )
 async def test_what_is_wrong_is_a_422_that_names_it(
