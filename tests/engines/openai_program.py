@@ -85,6 +85,9 @@ class Handler(BaseHTTPRequestHandler):
             data = [{"object": "embedding", "index": n, "embedding": [0.5, len(text)]} for n, text in enumerate(texts)]
             usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
             return {"object": "list", "model": ARGS.model, "data": data, "usage": usage}, 200
+        if self.path == "/v1/systemone":
+            answers = {name: {"type": "noul", "noul": 0.75} for name in body["questions"]}
+            return {"model": ARGS.model, "answers": answers, "usage": {"input_tokens": 9, "output_tokens": 0}}, 200
         if self.path != "/v1/chat/completions":
             return {"error": {"message": "no such path"}}, 404
         if body.get("max_tokens", 2) > 4096:

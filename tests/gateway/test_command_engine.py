@@ -32,6 +32,11 @@ models:
     cmd: [{python}, "{programs}/openai_program.py", --port, "${{PORT}}", --model, "${{MODEL}}"]
     task: embed
     cancels_whole: true
+  oracle:
+    engine: command
+    cmd: {python} {programs}/openai_program.py --port ${{PORT}} --model ${{MODEL}}
+    served_model_name: their-oracle
+    task: decide
   hog:
     engine: command
     cmd: {python} {programs}/openai_program.py --port ${{PORT}} --model ${{MODEL}} --hold 256
@@ -68,6 +73,16 @@ def client(programs: Serving) -> openai.OpenAI:
 def said(model: dict[str, Any]) -> dict[str, int]:
     terms: dict[str, int] = model["plan"]["devices"][0]["terms"]
     return terms
+
+
+def test_program_that_decides_is_asked_under_its_own_name(programs: Serving) -> None:
+    questions = {name: {"type": "noul", "instructions": "Is it?"} for name in ("z", "a")}
+    with plain(programs) as http:
+        answer = http.post("/v1/systemone", json={"model": "oracle", "state": None, "questions": questions})
+        assert (answer.status_code, answer.json()["model"]) == (200, "oracle")
+        assert list(answer.json()["answers"]) == ["z", "a"]
+        refused = http.post("/v1/systemone", json={"model": "own", "state": "", "questions": questions})
+        assert refused.status_code == 422 and "oracle" in refused.json()["error"]["message"]
 
 
 def test_chat_whole_and_streamed_with_the_name_of_the_model_here(client: openai.OpenAI) -> None:
