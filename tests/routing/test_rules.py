@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
@@ -111,7 +112,7 @@ def test_verdicts_say_what_each_rule_misses(tmp_path: Path) -> None:
         ("rules: [{key: lapto, to: a}]", "no key is named lapto here; did you mean laptop"),
         ("rules: [{min_prompt_tokens: 9, max_prompt_tokens: 8, to: a}]", "no prompt has 9 tokens at least"),
         ("rules: [{headers: {x-team: ''}, to: a}]", "expected a name and a value"),
-        ("rules: [{kind: chats, to: a}]", "routing.rules.0.kind: expected chat or completion or decision or embedding or rerank"),
+        ("rules: [{kind: chats, to: a}]", "routing.rules.0.kind: expected chat or completion or decision or embedding"),
         ("rules: [{mdoel: a, to: b}]", "mdoel is not a key here. Did you mean model"),
         ("rules: {to: a}", "routing.rules: expected a list"),
         ("pools: {smollm2-135m: [a]}", "smollm2-135m is the name of a model already"),
@@ -171,6 +172,31 @@ def test_pool_is_served_by_its_least_loaded_engine(table_type: Any) -> None:
     assert explained is not None and len(explained.candidates) == 2
     router.remove_model("a")
     assert router.choose("pool") == second
+
+
+@pytest.mark.parametrize("policy", ["auto", "least_tokens", "weighted", "hash", "round_robin"])
+def test_pool_chooses_among_preferred_engines_unless_its_policy_says_who(table_type: Any, policy: Any) -> None:
+    router = RequestRouter(table_type())
+    first, second, third = (router.add_endpoint(name=name) for name in "abc")
+    router.set_pools({"pool": ["a", "b", "c"]}, policy)
+    router.set_models([("a", [first], ()), ("b", [second], ()), ("c", [third], ())])
+
+    sessions = itertools.count()  # a known one stays where it was
+
+    def chosen() -> set[int]:
+        found = [router.choose("pool", session=f"s{next(sessions)}", tokens=10) for _ in range(60)]
+        for endpoint in found:
+            router.settle(endpoint, 10)
+        return set(found)
+
+    everybody = {first, second, third}
+    assert chosen() == everybody
+    router.prefer(frozenset({second, 63}))
+    assert chosen() == ({second} if policy in ("auto", "least_tokens") else everybody)
+    assert router.choose("a") == first, "a model that is named is served by its own"
+    router.settle(first, 0)
+    router.prefer(frozenset())
+    assert chosen() == everybody
 
 
 def test_pool_with_the_name_of_a_model_is_refused(table_type: Any) -> None:
