@@ -23,7 +23,7 @@ from laya.bench.ggml import Graph, Tensors, backend, repack_buffer_type
 from laya.memory import Machine
 from laya.memory.engine_facts import built_in_engine
 from laya.memory.ggml import GGML_TYPES
-from laya.memory.rates import ATTENDING, BATCHES, STREAM_BATCHES, MachineRates, hardware_key
+from laya.memory.rates import ATTENDING, BATCHES, STREAM_BATCHES, TILE_TOKENS, MachineRates, hardware_key
 from laya.types import MIB
 
 WEIGHT_TYPES = (
@@ -36,6 +36,7 @@ PROBE = "Q8_0"  # the type with which threads are compared
 READ_MIB = (1, 8, 24, 48, 128, 384)  # what is read over and over
 NARROW, WIDE, KEPT = 64, 256, 512  # widths of a head, and rows that any core's cache holds
 KEPT_HEADS, KEPT_MIB, KEPT_DIM, KEPT_LAYERS = (1, 4, 8), (2, 16, 64, 192), 128, 4  # caches that outgrow it
+BATCH_MIB = (2, 16, 64)  # the same, for a batch of tokens, which takes longer
 ROUNDS = 4
 ENOUGH_S = 18.0  # on a busy machine one round has to do
 REPEATS = 1
@@ -51,6 +52,7 @@ BARRIER_MOST_S = 5e-6  # what an operation by all threads takes at most, for the
 BUDGET_SHARE = 0.25  # of the free budget, for the largest set that is read
 Timer = Callable[[Graph, int], float]  # and the number of threads -> seconds
 _KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
+_TILE_AT = ATTENDING.index(TILE_TOKENS)
 _IDS = {name: kind.id for name, kind in _KINDS.items()}
 
 
@@ -77,7 +79,10 @@ def measure() -> MachineRates:
         matrix_s={name: tuple(best["weight", name, n] for n in BATCHES) for name in WEIGHT_TYPES},
         streamed_s={name: tuple(usual["stream", name, n] for n in STREAM_BATCHES) for name in WEIGHT_TYPES},
         attention_s=attention_s,
-        kept_wait_s=_kept_wait_s(usual, sizes[-1], attention_s["f16"][0]),
+        kept_wait_s=_wait_s(usual, "kept", _of_size(KEPT_MIB, sizes[-1]), attention_s["f16"][0], 1),
+        batch_wait_s=_wait_s(
+            usual, "batch", _of_size(BATCH_MIB, sizes[-1]), attention_s["f16"][_TILE_AT], TILE_TOKENS
+        ),
         reads=_reads(usual, sizes, 1),
         reads_all=_reads(best, sizes, n_threads),
         op_s=usual["op", 1],
@@ -99,7 +104,10 @@ def _rounds(sizes: list[int], n_threads: int) -> dict[tuple[Any, ...], list[floa
         for width in (NARROW, WIDE)
         for n in ATTENDING
     }
-    jobs |= {("kept", n, mib): partial(_kept_s, n, mib) for n in KEPT_HEADS for mib in _kept_mib(sizes[-1])}
+    for kind, all_mib, n_tokens in (("kept", KEPT_MIB, 1), ("batch", BATCH_MIB, TILE_TOKENS)):
+        for n_heads in KEPT_HEADS:
+            for mib in _of_size(all_mib, sizes[-1]):
+                jobs[kind, n_heads, mib] = partial(_kept_s, n_heads, mib, n_tokens)
     jobs |= {("read", size, n): partial(_read_s, size, n) for size in sizes for n in (1, n_threads)}
     jobs |= {("op", n): partial(_cold_op_s, n) for n in (1, n_threads)}
     jobs["all", n_threads] = partial(_weight_s, PROBE, 8, n_threads)
@@ -112,8 +120,8 @@ def _rounds(sizes: list[int], n_threads: int) -> dict[tuple[Any, ...], list[floa
     return timed
 
 
-def _kept_mib(most_mib: int) -> list[int]:
-    return [mib for mib in KEPT_MIB if mib <= max(most_mib, KEPT_MIB[0])]
+def _of_size(sizes: tuple[int, ...], most_mib: int) -> list[int]:
+    return [mib for mib in sizes if mib <= max(most_mib, sizes[0])]
 
 
 def _attention_s(best: dict[tuple[Any, ...], float], kv_type: str) -> tuple[tuple[float, float], ...]:
@@ -126,13 +134,13 @@ def _attention_s(best: dict[tuple[Any, ...], float], kv_type: str) -> tuple[tupl
     return tuple(lines)
 
 
-def _kept_wait_s(
-    usual: dict[tuple[Any, ...], float], most_mib: int, attention_s: tuple[float, ...]
+def _wait_s(
+    usual: dict[tuple[Any, ...], float], kind: str, sizes: list[int], attention_s: tuple[float, ...], n_tokens: int
 ) -> tuple[tuple[int, tuple[tuple[int, float], ...]], ...]:
-    """What a position took beyond computing with it, for each byte of its keys and values."""
+    """What a position took beyond computing with it for so many tokens, for each byte of its keys and values."""
     row_s, row_bytes = attention_s[0] + KEPT_DIM * attention_s[1], 2 * _KINDS["F16"].row_bytes(KEPT_DIM)
     return tuple(
-        (n, tuple((mib * MIB, max(0.0, usual["kept", n, mib] - row_s) / row_bytes) for mib in _kept_mib(most_mib)))
+        (n, tuple((mib * MIB, max(0.0, usual[kind, n, mib] - row_s) * n_tokens / row_bytes) for mib in sizes))
         for n in KEPT_HEADS
     )
 
@@ -222,11 +230,11 @@ def _row_s(kv_type: str, width: int, n_tokens: int) -> float:
     return _attended_s(kv_type, n_tokens, 1, width, KEPT, 1, n_passes, _best_s) / n_tokens
 
 
-def _kept_s(n_heads: int, n_mib: int) -> float:
-    """Seconds of attention per head and token kept, one token, in caches of this size in all, read again and again."""
+def _kept_s(n_heads: int, n_mib: int, n_tokens: int) -> float:
+    """Seconds of attention per head, token kept and new token, in caches of this size in all, read again and again."""
     row_bytes = 2 * n_heads * _KINDS["F16"].row_bytes(KEPT_DIM)
     kept = n_mib * MIB // (row_bytes * KEPT_LAYERS)
-    return _attended_s("f16", 1, n_heads, KEPT_DIM, kept, KEPT_LAYERS, 1, _usual_s)
+    return _attended_s("f16", n_tokens, n_heads, KEPT_DIM, kept, KEPT_LAYERS, 1, _usual_s) / n_tokens
 
 
 def _attended_s(

@@ -16,6 +16,8 @@ from laya.memory.machine import Machine
 
 BATCHES = (1, 2, 4, 8, 32, 128)  # tokens computed at once, at which kernels are timed
 ATTENDING = (1, 32, 64, 128)  # the same for attention, whose kernel is another one for many
+TILE_TOKENS = 64  # of a batch for which a kernel of many tokens goes over the cache once
+LINE_BYTES = 64
 STREAM_BATCHES = (1, 2)  # the same for weights from memory; more wait as long as the last
 
 
@@ -33,6 +35,7 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
     attention_s: dict[str, tuple[tuple[float, float], ...]]
     # heads whose rows lie side by side -> bytes attended to over and over -> seconds waited for each byte of a head
     kept_wait_s: tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
+    batch_wait_s: tuple[tuple[int, tuple[tuple[int, float], ...]], ...]  # the same, once for each tile of a batch
     reads: tuple[tuple[int, float], ...]  # bytes read over and over -> bytes a second
     reads_all: tuple[tuple[int, float], ...]  # the same by all threads
     op_s: float  # an operation on a narrow row, after a pass over weights
@@ -86,13 +89,17 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
         timed = self.attention_s.get(kv_type) or max(self.attention_s.values())
         return _at([(n, one + width * element) for n, (one, element) in zip(ATTENDING, timed, strict=True)], n_tokens)
 
-    def kept_byte_wait_s(self, n_heads: int, n_bytes: float) -> float:
-        """Seconds waited for a byte of a head's keys and values where so many bytes are read over and over.
+    def kept_wait_of_row_s(self, n_heads: int, row_bytes: float, n_bytes: float, *, tile: bool = False) -> float:
+        """Seconds waited for a row of a head's keys or values where so many bytes are read over and over.
 
         n_heads: of a layer's cache. Their rows lie side by side, so each head skips those of the others: what memory
-        gives at once is the less of use the more there are.
+        gives at once is the less of use the more there are, and a row takes whole lines of the cache, on average three
+        quarters of a line more than it fills. tile: for a kernel of many tokens, TILE_TOKENS of them together.
         """
-        return _at(tuple((n, _at(waits, n_bytes)) for n, waits in self.kept_wait_s), n_heads)
+        timed = self.batch_wait_s if tile else self.kept_wait_s
+        byte_s = _at([(n, _at(waits, n_bytes)) for n, waits in timed], n_heads)
+        is_whole = n_heads == 1 or row_bytes % LINE_BYTES == 0
+        return byte_s * (row_bytes if is_whole else row_bytes + 0.75 * LINE_BYTES)
 
 
 def hardware_key(machine: Machine) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from laya.memory.facts import ModelFacts
 from laya.memory.ggml import kv_cache_type
 from laya.memory.layers import LayerShape
-from laya.memory.rates import MachineRates
+from laya.memory.rates import TILE_TOKENS, MachineRates
 from laya.memory.work import Matrices, work_of
 from laya.types import PlannedSettings
 
@@ -122,8 +122,9 @@ def _prefill(facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, 
             step.compute += sessions * _compute_s(facts, part, rates, 1) / gain
         else:
             step.compute += n_steps * _compute_s(facts, part, rates, per_step) / gain
-    step.compute += tokens * _batch_attention_s(facts, settings, rates, prompt / 2, per_step) / gain
+    kv_bytes = _kept_elements(facts, prompt / 2) * _kv_element_bytes(settings)
     read = sum(_bytes_read(facts, part, per_step) for part in work if part.part != "output")
+    step.compute += tokens * _batch_attention_s(facts, settings, rates, prompt / 2, per_step, kv_bytes + read) / gain
     step.reading = n_steps * read / rates.read_bytes_per_s(read, settings.n_threads)
     _add_fixed(step, facts, settings, rates, n_steps=n_steps, n_rows=sessions)
     step.fixed = (step.fixed[0] + PROMPT_S[0], step.fixed[1] + sessions * PROMPT_S[1])
@@ -172,30 +173,41 @@ def _attention_s(
     total, element_bytes = 0.0, _kv_element_bytes(settings)
     for layer, n_head in zip(facts.shape.layers, facts.shape.n_head, strict=False):
         shared, seen = min(1.0, layer.n_head_kv / max(1, n_head)), _seen(layer, kept)
-        row_bytes = (layer.head_k + layer.head_v) * element_bytes
-        first, others = (
-            rates.kept_byte_wait_s(layer.n_head_kv, n_bytes)
-            for n_bytes in (working_set, seen * layer.n_head_kv * row_bytes)
-        )
-        wait_s = row_bytes * (shared * first + (1 - shared) * others)
+        cache_bytes = seen * layer.n_head_kv * (layer.head_k + layer.head_v) * element_bytes
+        first, others = (_rows_wait_s(layer, rates, element_bytes, n_bytes) for n_bytes in (working_set, cache_bytes))
+        wait_s = shared * first + (1 - shared) * others
         total += n_head * seen * (rates.attended_s(settings.kv_cache_dtype, _width(layer)) + wait_s)
     return total
 
 
+def _rows_wait_s(
+    layer: LayerShape, rates: MachineRates, element_bytes: float, n_bytes: float, *, tile: bool = False
+) -> float:
+    """Seconds waited for what a head keeps of one token."""
+    rows = [head * element_bytes for head in (layer.head_k, layer.head_v) if head]
+    return sum(rates.kept_wait_of_row_s(layer.n_head_kv, row_bytes, n_bytes, tile=tile) for row_bytes in rows)
+
+
 def _batch_attention_s(
-    facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, kept: float, n_tokens: float
+    facts: ModelFacts,
+    settings: PlannedSettings,
+    rates: MachineRates,
+    kept: float,
+    n_tokens: float,
+    working_set: float,
 ) -> float:
     """Seconds one thread attends with each token of a prompt, so many at once, over the tokens kept, in all layers.
 
-    A kernel that computes less for each of many goes over the cache once for several; another one waits for each token.
+    A kernel that computes less for each of many goes over the cache once for a tile of them; another waits for each.
     """
     total, element_bytes = 0.0, _kv_element_bytes(settings)
     for layer, n_head in zip(facts.shape.layers, facts.shape.n_head, strict=False):
-        seen, row_bytes = _seen(layer, kept), (layer.head_k + layer.head_v) * element_bytes
+        seen = _seen(layer, kept)
+        cache_bytes = seen * layer.n_head_kv * (layer.head_k + layer.head_v) * element_bytes
         one, each = (rates.attended_s(settings.kv_cache_dtype, _width(layer), n) for n in (1, n_tokens))
-        if each > ALONE * one:
-            each += row_bytes * rates.kept_byte_wait_s(layer.n_head_kv, seen * layer.n_head_kv * row_bytes)
-        total += n_head * seen * each
+        tile = each <= ALONE * one
+        wait_s = _rows_wait_s(layer, rates, element_bytes, working_set if tile else cache_bytes, tile=tile)
+        total += n_head * seen * (each + wait_s / (min(n_tokens, TILE_TOKENS) if tile else 1))
     return total
 
 

@@ -22,6 +22,7 @@ def some_rates(load: float = 0.0) -> MachineRates:
         streamed_s={"Q4_K": (4e-11, 6e-11)},
         attention_s={"f16": ((1e-8, 2e-10), (0.0, 1e-10), (0.0, 1e-10), (0.0, 1e-10))},
         kept_wait_s=((1, ((MIB, 0.0), (128 * MIB, 5e-11))),),
+        batch_wait_s=((1, ((MIB, 0.0), (128 * MIB, 5e-11))),),
         reads=((MIB, 40e9), (128 * MIB, 10e9)),
         reads_all=((MIB, 160e9), (128 * MIB, 51e9)),
         op_s=1e-7,

@@ -24,6 +24,7 @@ RATES = MachineRates(
         "q8_0": ((1e-8, 3e-10), (0.0, 5e-10), (0.0, 5e-10), (0.0, 5e-10)),
     },
     kept_wait_s=((1, ((MIB, 0.0), (128 * MIB, WAIT_S))), (8, ((MIB, 0.0), (128 * MIB, 5 * WAIT_S)))),
+    batch_wait_s=((1, ((MIB, 0.0), (128 * MIB, 10 * WAIT_S))), (8, ((MIB, 0.0), (128 * MIB, 50 * WAIT_S)))),
     reads=((MIB, 40e9), (128 * MIB, READ)),
     reads_all=((MIB, 160e9), (128 * MIB, 2 * READ)),
     op_s=1e-7,

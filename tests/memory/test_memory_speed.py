@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,10 +117,26 @@ def test_rates_between_and_beyond_what_was_timed() -> None:
 
 
 def test_heads_side_by_side_wait_longer_for_what_is_not_in_cache() -> None:
-    assert RATES.kept_byte_wait_s(8, 1) == 0
-    assert RATES.kept_byte_wait_s(1, 1 << 40) == WAIT_S
-    assert WAIT_S < RATES.kept_byte_wait_s(4, 1 << 40) < RATES.kept_byte_wait_s(8, 1 << 40)
-    assert RATES.kept_byte_wait_s(64, 1 << 40) == 5 * WAIT_S
+    one, four, eight, many = (RATES.kept_wait_of_row_s(n_heads, 128, 1 << 40) for n_heads in (1, 4, 8, 64))
+    assert RATES.kept_wait_of_row_s(8, 128, 1) == 0
+    assert one == pytest.approx(128 * WAIT_S)
+    assert one < four < eight == many == pytest.approx(5 * one)
+
+
+def test_row_between_others_waits_for_whole_lines_of_the_cache() -> None:
+    wait_s = partial(RATES.kept_wait_of_row_s, n_bytes=1 << 40)
+    assert wait_s(1, 68) == pytest.approx(68 * WAIT_S)  # alone, the next row has the rest of the line
+    assert wait_s(8, 68) == pytest.approx((68 + 48) * 5 * WAIT_S)
+    assert wait_s(8, 64) == pytest.approx(64 * 5 * WAIT_S)
+
+
+def test_batch_waits_for_what_is_not_in_cache_once_for_each_tile(make_gguf: MakeGguf, plenty: Budget) -> None:
+    path = make_gguf(**BIG)
+    waits, not_at_all = (
+        middle(speed(path, plenty, rates, prompt_tokens=1024).first_token_s)
+        for rates in (RATES, rates_with(batch_wait_s=((1, ((MIB, 0.0),)),)))
+    )
+    assert waits > 1.01 * not_at_all
 
 
 def test_what_is_missed_grows_with_the_set_between_two_that_were_timed() -> None:
@@ -134,7 +151,7 @@ def test_kernels_of_the_engine_can_be_timed() -> None:
         "from laya.bench import rates\n"
         "rates.REPEATS = 1\n"
         "assert rates._weight_s('Q8_0', 1) > 0 and rates._weight_s('Q4_0', 8) > 0\n"
-        "assert rates._row_s('q8_0', 64, 1) > 0 and rates._row_s('f16', 64, 128) > 0 and rates._kept_s(4, 2) > 0\n"
+        "assert rates._row_s('q8_0', 64, 1) > 0 and rates._row_s('f16', 64, 128) > 0 and rates._kept_s(4, 2, 1) > 0\n"
         "assert rates._read_s(1, 1) > 0 and rates._cold_op_s(1) > 0\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
