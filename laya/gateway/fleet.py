@@ -27,6 +27,7 @@ from laya.gateway.kinds import kind_of
 from laya.gateway.load_events import LoadEvents
 from laya.gateway.loading import Loading
 from laya.gateway.outgrown import Outgrown
+from laya.gateway.pools import Pools
 from laya.gateway.relief import Relief
 from laya.gateway.replicas import Replicas
 from laya.gateway.room import Room
@@ -77,6 +78,7 @@ class Fleet(Shown):
         self.together = Replicas(self)
         self.draining = Draining(self)
         self.health = Health(self)
+        self.pools = Pools(self)
         self.watch = Watch(self)
         self._load_events = LoadEvents(self)
         self._outgrown = Outgrown()
@@ -173,6 +175,7 @@ class Fleet(Shown):
         self.health.renew(endpoint)
         self.watch.forget(endpoint)
         self.together.choose_eligible(endpoint)
+        self.pools.update()
         self.together.leave_to_others(endpoint)
 
     async def _evict(self, endpoint: Endpoint, wanted_id: str) -> None:
@@ -256,6 +259,7 @@ class Fleet(Shown):
         self.router.set_capacity(endpoint.index, plan.settings.max_num_seqs, plan.settings.kv_pool_tokens)
         self.loading.post_measured()
         self.together.choose_eligible(endpoint)
+        self.pools.update()
         self.pump(endpoint)
         self.together.spread(endpoint)
         self.room.changed()
@@ -271,6 +275,7 @@ class Fleet(Shown):
         sweep_waiting(self, now_s)
         unload_idle(self, now_s)
         self.together.sweep(now_s)
+        self.pools.update()
         self.health.sweep(now_s)
         self.watch.sweep(now_s)
 

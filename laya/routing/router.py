@@ -17,6 +17,8 @@ from laya.routing.table import FLAG_STREAMING, RouteTable, hash_name
 from laya.routing.table_twin import RouteTable as RouteTableTwin
 from laya.types import EndpointKind, RoutePolicy
 
+TAKES_ALL: frozenset[RoutePolicy] = frozenset({"weighted", "hash", "round_robin"})
+
 
 class _Model(NamedTuple):
     names: tuple[str, ...]  # the model's id, then its aliases
@@ -40,6 +42,7 @@ class RequestRouter:
         self._models: dict[str, _Model] = {}
         self._pools: Mapping[str, Sequence[str]] = {}
         self._pool_policy: RoutePolicy = "auto"
+        self._preferred: frozenset[int] = frozenset()  # endpoints
         self._routes: dict[str, _Model] = {}  # models, and pools as if they were models
         self._id_of_name: dict[str, str] = {}
         self._in_use: dict[int, str] = {}  # index -> name
@@ -196,6 +199,15 @@ class RequestRouter:
                 self._pools, self._pool_policy = was
                 raise
 
+    def prefer(self, endpoints: frozenset[int]) -> None:
+        """Pools choose among these alone where they have any of them; a policy that says itself who is chosen, whoever
+        that is (`TAKES_ALL`), among all."""
+        with self._changing:
+            if endpoints != self._preferred:
+                self._preferred = endpoints
+                if self._pools and self._pool_policy not in TAKES_ALL:
+                    self._publish(self._models)
+
     def remove_model(self, model_id: str) -> None:
         """Forget a model and its aliases; its endpoints stay. Nothing happens when it is not known."""
         with self._changing:
@@ -225,7 +237,9 @@ class RequestRouter:
         for pool, members in self._pools.items():
             ids = dict.fromkeys(id_of_name[member] for member in members if member in id_of_name)
             endpoints = dict.fromkeys(endpoint for model_id in ids for endpoint in models[model_id].endpoints)
-            pools[pool] = _Model((pool,), tuple(endpoints), self._pool_policy)
+            preferred = frozenset() if self._pool_policy in TAKES_ALL else self._preferred
+            first = tuple(each for each in endpoints if each in preferred)
+            pools[pool] = _Model((pool,), first or tuple(endpoints), self._pool_policy)
         routes = models | pools
         for pool in pools.keys() & id_of_name.keys():
             raise ConfigError(f"the pool '{pool}' has the name of model '{id_of_name[pool]}'; rename one")

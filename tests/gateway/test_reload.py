@@ -353,6 +353,36 @@ async def test_pools_and_rules_follow(place: Place) -> None:
     assert sorted(place.fleet.router.known_names()) == ["a", "a2", "both"]
 
 
+async def test_pool_prefers_the_members_that_are_loaded_as_long_as_nobody_waits_there(place: Place) -> None:
+    place.write("routing: {pools: {both: [a, b]}}", a="", b="")
+    await place.reload()
+    fleet, loaded = place.fleet, place.fleet.find("b")
+
+    def chosen() -> set[str]:
+        found = [fleet.router.choose("both") for _ in range(8)]
+        for index in found:
+            fleet.router.settle(index, 0)
+        return {fleet.endpoints[index].model_id for index in found}
+
+    assert chosen() == {"a", "b"}
+    await place.world.load("b")
+    assert chosen() == {"b"}
+    waiting: Any = type("Waiting", (), {"key_name": None, "read_s": 0.0})()
+    loaded.queue.add(waiting, "default")
+    fleet.pools.update()
+    assert chosen() == {"a", "b"}, "one is not enough"
+    loaded.queue.discard(waiting)
+    fleet.pools.update()
+    assert chosen() == {"b"}
+    await fleet.unload(loaded)
+    assert chosen() == {"a", "b"}
+    place.write("policy: round_robin\nrouting: {pools: {both: [a, b]}}", a="", b="")
+    await place.reload()
+    await place.settled()
+    await place.world.load("b")
+    assert chosen() == {"a", "b"}, "its policy says otherwise"
+
+
 async def test_pool_is_served_by_the_members_that_are_not_drained(place: Place) -> None:
     place.write("routing: {pools: {both: [a, b]}}", a="", b="")
     await place.reload()
