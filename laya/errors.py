@@ -235,6 +235,18 @@ class EngineStuck(EngineFailed):
     code = "engine_stuck"
 
 
+class EngineBusy(EngineFailed):
+    """Another server has no room for a request now."""
+
+    code, type, http_status = "engine_busy", "rate_limit_error", 429
+
+
+class LoopDetected(LayaError):
+    """A request that this server sent out itself has come back to it."""
+
+    code, http_status = "loop_detected", 508
+
+
 class EngineOutOfMemory(EngineFailed):
     """An engine that asked for more than its limit while it was loading. 422: the same again would end the same."""
 

@@ -62,8 +62,8 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     """What serves a model that can be named in a request, as far as it is on this disk."""
 
     id: str
-    path: Path  # the .gguf file, the folder of a Hugging Face model, or the program that has a model of its own
-    format: Literal["gguf", "hf", "program"]
+    path: Path  # the .gguf file, the folder of a Hugging Face model, the program, or the other server's name
+    format: Literal["gguf", "hf", "program", "remote"]
     file_bytes: int
     origin: str  # "pulled", "models_dir", "config", "ollama", "lmstudio", "llama.cpp", "huggingface"
     aliases: tuple[str, ...] = ()
@@ -178,6 +178,12 @@ class EngineAddress(msgspec.Struct, frozen=True, kw_only=True):
     has_slots: bool = False  # True: a request may name its sequence, and what is cached there is reused by default
     dialect: Literal["llamacpp", "openai"] = "llamacpp"  # what it knows beside OpenAI's API: tokens, progress, schemas
     model: str | None = None  # what it calls the model, where that is not Laya's id
+    is_remote: bool = False  # on another machine, or another Laya: nothing native reads its connections
+    tls: Any = None  # an ssl.SSLContext; None: it speaks plain HTTP
+    base_path: str = "/v1"  # what the paths of OpenAI's API are behind
+    headers: tuple[tuple[str, str], ...] = ()  # sent with each request
+    connect_timeout_s: float | None = None
+    idle_limit_s: float = 4.0  # of a kept connection, before the engine closes it
     alive_path: str | None = "/slots"  # answered at any time while it lives; None: nothing is
     answers_kept: int = 10_000  # answers after which a kept connection is retired, before the engine closes it
     cancels_whole: bool  # True: a whole (non-streamed) answer is cancelled when the client leaves, so it is relayed raw

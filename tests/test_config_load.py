@@ -270,7 +270,7 @@ def test_every_foreign_key_leads_to_a_key_of_ours() -> None:
         ("gpu_layers: 33", "gpu_layers 33: no GPU engine is here yet"),
         ("experts_on_cpu: 3", "experts_on_cpu 3: no GPU engine is here yet"),
         ("kv_cache_dtype: fp8", "kv_cache_dtype 'fp8': did you mean q8_0?"),
-        ("engine: vllm", "engine: expected command or llamacpp, got 'vllm'"),
+        ("engine: vllm", "engine: expected command or llamacpp or remote, got 'vllm'"),
     ],
 )
 def test_a_value_that_cannot_be_honoured_is_refused(text: str, expected: str) -> None:

@@ -1,4 +1,4 @@
-"""Owns: `laya plan` of a model that a program serves: nothing of it can be read, so what is known of it is shown."""
+"""Owns: `laya plan` of a model that a program or another server serves: nothing of it can be read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from laya.types import AskedSettings, ModelFile, Plan
 
 
 class ProgramSubject(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of the config that a program serves."""
+    """A model of the config that no file is."""
 
     settings: ResolvedModel
     asked: AskedSettings
@@ -38,7 +38,7 @@ class ProgramSubject(msgspec.Struct, frozen=True, kw_only=True):
 
 def any_subject(name: str, asking: Asking) -> Subject | ProgramSubject:
     """What can be planned under this name. Raises ConfigError, and what `subject_named` raises."""
-    if asking.config.for_model(name).program is None:
+    if asking.config.for_model(name).engine == "llamacpp":
         return subject_named(name, asking)
     settings = with_settings(asking.config, asking.settings, name).for_model(name)
     file = kind_of(settings).find(settings, models_dir=home_path(), home=home_path())
@@ -50,7 +50,7 @@ def show_program_plan(
 ) -> bool:
     """Print it; whether it fits. Raises ConfigError for what can't be told of a program."""
     if as_table or asking.card_bytes:
-        raise ConfigError(f"'{subject.settings.id}' is served by a program, whose memory Laya cannot compute")
+        raise ConfigError(f"Laya does not run '{subject.settings.id}' itself and cannot compute its memory")
     made = subject.plan(budget)
     if as_json:
         print_json(msgspec.to_builtins(made) | {"limit": budget.limit})
@@ -58,5 +58,5 @@ def show_program_plan(
     console = Console(highlight=False)
     show_devices(console, made, budget)
     show_choices(console, made, set(asking.settings))
-    console.print(f" [dim]program[/]  {shown(str(subject.file.path))}", soft_wrap=True)
+    console.print(f" [dim]{subject.file.format}[/]  {shown(str(subject.file.path))}", soft_wrap=True)
     return made.fits

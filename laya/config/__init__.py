@@ -8,6 +8,7 @@ from laya.config.flags import parse_engine_flags
 from laya.config.load import load_config, parse_settings
 from laya.config.places import data_dir
 from laya.config.program import Program
+from laya.config.remote import Remote, RemoteUrl
 from laya.config.request_log import RequestLogConfig
 from laya.config.resolve import ResolvedModel, with_settings
 from laya.config.schema import Config, MemoryConfig, ModelConfig
@@ -24,6 +25,8 @@ __all__ = [
     "ModelConfig",
     "ModelSettings",
     "Program",
+    "Remote",
+    "RemoteUrl",
     "RequestLogConfig",
     "ResolvedModel",
     "SamplingDefaults",

@@ -1,41 +1,55 @@
-"""Owns: entries of models whose engine is a program: what they lack, and what of theirs fits no program."""
+"""Owns: entries of models that a program or another server serves: what they lack, and what of theirs fits neither."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from msgspec import UNSET
 
 from laya.config.document import Document, KeyPath, dotted
-from laya.config.program import PROGRAM_KEYS, VARIABLES, default_of_key, unknown_variable, words_of
+from laya.config.program import PROGRAM_KEYS, VARIABLES, unknown_variable, words_of
+from laya.config.remote import REMOTE_KEYS, read_url
 from laya.config.schema import Config, ModelConfig
 from laya.errors import ConfigError, nearest
 
-# Settings of Laya's own engine, which a program has flags of its own for, if it has them at all.
+# Settings of Laya's own engine, which others have flags of their own for, if they have them at all.
 _LLAMACPP_ALONE = (
     "engine_path", "kv_cache_dtype", "kv_pool_tokens", "prompt_cache", "quantization", "gpu_layers", "experts_on_cpu",
     "gpus", "mmap", "mmproj", "draft", "lora", "chat_template", "args",
 )  # fmt: skip
+_KEYS_OF = {"command": PROGRAM_KEYS, "remote": REMOTE_KEYS}
+_ELSEWHERE = {"command": "the program has settings of its own: say it in cmd", "remote": "the other server decides it"}
 
 
 def check_programs(config: Config, document: Document) -> None:
     """Raises ConfigError for the first entry that cannot be honoured."""
-    if config.engine == "command":
-        path: KeyPath = ("engine",)
-        raise document.error(path, "engine: command is said by a model under `models:`, with its cmd")
+    if config.engine in _KEYS_OF:
+        raise document.error(("engine",), f"engine: {config.engine} is said by a model under `models:`, with its keys")
     for name, entry in config.models.items():
         where = ("models", name)
+        for engine, keys in _KEYS_OF.items():
+            strange = [key for key in keys if entry.engine != engine and getattr(entry, key) != default_of_key(key)]
+            if strange:
+                raise _error(document, (*where, strange[0]), f"goes with engine: {engine}")
         if entry.engine == "command":
             _check_program(entry, document, where)
-            continue
-        for key in PROGRAM_KEYS:
-            if getattr(entry, key) != default_of_key(key):
-                raise _error(document, (*where, key), "goes with engine: command")
+        elif entry.engine == "remote":
+            _check_remote(entry, document, where)
+        if entry.engine in _KEYS_OF:
+            _check_settings(entry, _ELSEWHERE[entry.engine], document, where)
+
+
+def default_of_key(name: str) -> Any:
+    """What a key of an entry is where it does not say it."""
+    field = next(field for field in msgspec.structs.fields(ModelConfig) if field.name == name)
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def _check_program(entry: ModelConfig, document: Document, where: KeyPath) -> None:
     if entry.cmd is None:
-        raise document.error(
-            where, f"{dotted(where)}: engine: command needs cmd, such as cmd: my-server --port ${{PORT}}"
-        )
+        hint = "such as cmd: my-server --port ${PORT}"
+        raise document.error(where, f"{dotted(where)}: engine: command needs cmd, {hint}")
     try:
         words = words_of(entry.cmd)
     except ConfigError as error:
@@ -52,15 +66,42 @@ def _check_program(entry: ModelConfig, document: Document, where: KeyPath) -> No
         raise _error(document, (*where, "cmd"), "it names no ${PORT}: the program is to listen on the port Laya picks")
     if entry.health is not None and not entry.health.startswith("/"):
         raise _error(document, (*where, "health"), f"{entry.health!r} is no path: write /{entry.health}")
+
+
+def _check_remote(entry: ModelConfig, document: Document, where: KeyPath) -> None:
+    if (entry.url is None) == (not entry.urls):
+        raise document.error(
+            where, f"{dotted(where)}: engine: remote needs url: https://host/v1, or urls: a list of them"
+        )
+    given: list[tuple[KeyPath, str]] = [((*where, "urls", n), url) for n, url in enumerate(entry.urls)]
+    for path, url in given or [((*where, "url"), entry.url or "")]:
+        try:
+            read_url(url)
+        except ConfigError as error:
+            raise _error(document, path, error.message) from None
+    if entry.key_env is not None and entry.key_file is not None:
+        raise _error(document, (*where, "key_env"), "key_file is said too: the key is in one place")
+    for name, value in entry.headers.items():
+        if not name.replace("-", "").replace("_", "").isalnum() or not value.isprintable() or not value.isascii():
+            raise _error(document, (*where, "headers", name), "it is no header")
+        if name.lower() in ("authorization", "host", "content-length", "transfer-encoding", "connection"):
+            hint = "use key_env or key_file" if name.lower() == "authorization" else "Laya says it"
+            raise _error(document, (*where, "headers", name), hint)
+    if entry.replicas not in (UNSET, None):
+        raise _error(document, (*where, "replicas"), "each of urls is one")
+
+
+def _check_settings(entry: ModelConfig, elsewhere: str, document: Document, where: KeyPath) -> None:
     if entry.source is not None:
-        raise _error(document, (*where, "source"), "the program knows its model: say it in cmd")
+        raise _error(document, (*where, "source"), elsewhere)
     for key in _LLAMACPP_ALONE:
         if getattr(entry, key) not in (UNSET, None):
-            raise _error(document, (*where, key), "the program has settings of its own: say it in cmd")
+            raise _error(document, (*where, key), elsewhere)
     if entry.memory_limit not in (UNSET, None):
-        raise _error(document, (*where, "memory_limit"), "use memory: what is declared is the ceiling too")
+        hint = "use memory: what is declared is the ceiling too" if entry.engine == "command" else elsewhere
+        raise _error(document, (*where, "memory_limit"), hint)
     if entry.overflow == "trim":
-        raise _error(document, (*where, "overflow"), "Laya cannot count the tokens of a program; leave it out")
+        raise _error(document, (*where, "overflow"), "Laya cannot count the tokens of another engine; leave it out")
 
 
 def _error(document: Document, path: KeyPath, what: str) -> ConfigError:

@@ -11,13 +11,14 @@ import msgspec
 from laya.config.document import Document
 from laya.config.program import PROGRAM_KEYS
 from laya.config.reference import default_of
+from laya.config.remote import REMOTE_KEYS
 from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
 from laya.config.schema import Config, ModelConfig
 from laya.config.settings import ModelSettings
 
 _SECRET_NAME = re.compile(r"key|token|secret|password", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(://[^:/@]*:).*(?=@)|([?&][^=&]*password=)[^&]*", re.IGNORECASE)
-_MAY_HOLD_SECRETS = frozenset({"args", "env"})
+_MAY_HOLD_SECRETS = frozenset({"args", "env", "headers"})
 _LONG_TEXT = 200
 
 
@@ -48,6 +49,8 @@ def _model(model: ResolvedModel, entry: ModelConfig) -> dict[str, Any]:
     own: dict[str, Any] = {"source": model.source, "aliases": list(model.aliases)}
     if model.program is not None:
         own |= {name: getattr(entry, name) for name in PROGRAM_KEYS}
+    if model.remote is not None:
+        own |= {name: getattr(entry, name) for name in REMOTE_KEYS}
     return own | _settings(model)
 
 
@@ -89,7 +92,7 @@ def _hide(value: Any, from_environment: dict[str, str], name: str = "", in_args:
         return value
     if value in from_environment:
         return from_environment[value]
-    if in_args and _SECRET_NAME.search(name):
+    if in_args and (_SECRET_NAME.search(name) or name.lower() in ("authorization", "cookie")):
         return "(hidden)"
     if name == "url":
         value = _URL_PASSWORD.sub(lambda found: f"{found[1] or found[2]}(hidden)", value)

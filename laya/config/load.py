@@ -73,6 +73,10 @@ def _with_files(settings: _Level, document: Document, path: KeyPath) -> _Level:
         changes["engine_path"] = _program(settings.engine_path, document, (*path, "engine_path"))
     if isinstance(settings, ModelConfig) and settings.cmd is not None:
         changes["cwd"] = str(_folder(settings.cwd, document, (*path, "cwd")))
+    if isinstance(settings, ModelConfig):
+        for name in ("key_file", "ca_file"):
+            if value := getattr(settings, name):
+                changes[name] = str(_file(value, document, (*path, name)))
     if settings.chat_template and "{" not in settings.chat_template:
         changes["chat_template"] = _template(settings.chat_template, document, (*path, "chat_template"))
     return msgspec.structs.replace(settings, **changes)

@@ -11,7 +11,7 @@ import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -90,12 +90,6 @@ def read_program(keys: ProgramKeys) -> Program:
         cancels_whole=keys.cancels_whole,
         keeps_streams=keys.keeps_streams,
     )
-
-
-def default_of_key(name: str) -> Any:
-    """What a program's key is where the entry does not say it."""
-    field = next(field for field in msgspec.structs.fields(ProgramKeys) if field.name == name)
-    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def words_of(cmd: str | list[str]) -> list[str]:

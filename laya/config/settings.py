@@ -17,7 +17,7 @@ from laya.types import RoutePolicy, Task
 
 KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 Auto = Literal["auto"]
-EngineName = Literal["llamacpp", "command"]
+EngineName = Literal["llamacpp", "command", "remote"]
 Limit = Annotated[int, Meta(extra={"unit": "limit"}, extra_json_schema={"x-unit": "limit"})]
 CacheSize = Annotated[int, Meta(ge=0, extra={"unit": "cache"}, extra_json_schema={"x-unit": "cache"})]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -59,7 +59,9 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     engine: Annotated[
         EngineName | UnsetType,
-        Meta(description="What runs the model: llama.cpp, or under `models` a program of your own (command)."),
+        Meta(
+            description="What runs the model: llama.cpp; under `models` also a program (command) or a server (remote)."
+        ),
     ] = UNSET
     engine_path: Annotated[
         str | UnsetType | None,

@@ -190,7 +190,8 @@ class ModelOwner:
         self._engine = None
         self._held.end(engine)
         now_s = self._around.clock()
-        if engine is not None and engine.pid is not None:  # a refusal before that costs nothing, so no back-off
+        was_tried = engine is not None and (engine.pid is not None or error.retry_after_s is not None)
+        if was_tried:  # a refusal before that costs nothing, so no back-off
             self._back_off.failed(now_s)
             error.retry_after_s = self._back_off.wait_s(now_s) or None
         self.error = error.message

@@ -57,7 +57,8 @@ class Endpoint:
         self.index = index
         self.name = name or settings.id
         self.settings = settings
-        self.origin = origin_lines(self.model_id, self.name)  # of an answer, as it stands in its head
+        self.is_remote = settings.engine == "remote"
+        self.origin = self._origin()  # of an answer, as it stands in its head
         self.is_replica = settings.replicas > 1
         self.kinds = KINDS_OF[settings.task]
         self.stats = stats
@@ -98,15 +99,15 @@ class Endpoint:
         return self.settings.id
 
     @property
-    def is_busy(self) -> bool:
-        return bool(self.is_running or self.queue or self.n_counting)
-
-    @property
     def ttl_s(self) -> float | None:
         """How long it stays loaded without a request; None: for as long as there is room."""
         if self.keep_alive_s is None:
             return self.settings.ttl_s
         return None if self.keep_alive_s == float("inf") else self.keep_alive_s
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.is_running or self.queue or self.n_counting)
 
     @property
     def is_running(self) -> bool:
@@ -153,6 +154,9 @@ class Endpoint:
         """Tokens of the KV pool that live requests may come to hold."""
         return sum(exchange.reserved_tokens for exchange in self.live)
 
+    def _origin(self) -> bytes:
+        return origin_lines(self.model_id, f"remote:{self.name}" if self.is_remote else self.name)
+
     def apply(self, settings: ResolvedModel) -> None:
         """Other settings from now on; those that an engine is started with count from its next start.
 
@@ -162,6 +166,8 @@ class Endpoint:
         if was.ttl_s != settings.ttl_s:
             self.keep_alive_s = None
         self.kinds, self.is_replica = KINDS_OF[settings.task], settings.replicas > 1
+        self.is_remote = settings.engine == "remote"
+        self.origin = self._origin()
         for_bodies = (was.defaults, was.overflow, was.enable_streaming)
         if for_bodies != (settings.defaults, settings.overflow, settings.enable_streaming):
             self.passes_plain = False
@@ -181,7 +187,7 @@ class Endpoint:
         self.template_bytes = template_bytes
         self.is_llamacpp = address.dialect == "llamacpp"
         self.passes_plain = address.cancels_whole and not planned.is_pool_short and not settings.defaults
-        self.passes_plain &= address.model is None
+        self.passes_plain &= address.model is None and not address.is_remote
         self.passes_plain &= settings.overflow == "refuse"
         is_chat, is_padded = EndpointKind.CHAT in self.kinds, planned.slot_tokens != planned.max_seq_len
         if self._lane is not None and self.passes_plain and is_chat and not is_padded and self.use is None:

@@ -11,6 +11,7 @@ import msgspec
 
 from laya.errors import (
     ContextLengthExceeded,
+    EngineBusy,
     EngineFailed,
     InvalidRequest,
     LayaError,
@@ -61,3 +62,35 @@ def engine_error(status: int, body: bytes, exchange: Exchange) -> LayaError:
     if 400 <= status < 500 or _UNREADABLE.search(message):
         return InvalidRequest(message)
     return EngineFailed(f"The engine of '{model_of(exchange)}' failed: {message}")
+
+
+def remote_error(status: int, headers: dict[bytes, bytes], body: bytes, exchange: Exchange) -> LayaError:
+    """What another server answered instead of an answer. Its own faults and limits let a third one try."""
+    who = f"The server of '{model_of(exchange)}'"
+    retry_s = _retry_after_s(headers)
+    if status == 429:
+        return EngineBusy(f"{who} takes no more requests now: {_said(status, body)}", retry_after_s=retry_s or 1.0)
+    if status in (401, 403):
+        return EngineFailed(f"{who} refused Laya's key ({status}).")
+    if 300 <= status < 400:
+        return EngineFailed(f"{who} redirects, and redirects are not followed.")
+    if status == 404:
+        return EngineFailed(f"{who} does not know what it is asked for: {_said(status, body)}")
+    if status >= 500:
+        return EngineFailed(f"{who} failed ({status}): {_said(status, body)}", retry_after_s=retry_s)
+    return engine_error(status, body, exchange)
+
+
+def _said(status: int, body: bytes) -> str:
+    try:
+        error = msgspec.json.decode(body, type=dict[str, Any]).get("error")
+    except msgspec.DecodeError:
+        error = None
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message or f"status {status} without a reason")[:500]
+
+
+def _retry_after_s(headers: dict[bytes, bytes]) -> float | None:
+    """Seconds, as most say it; a date is left aside."""
+    said = headers.get(b"retry-after", b"")
+    return float(said) if said.isdigit() else None

@@ -82,6 +82,7 @@ class Exchange(Answering):
     read_s = 0.0  # its body was complete
     noted_s = 0.0  # its client was last told that it waits
     sent_s = 0.0  # it went to the engine
+    heard_s = 0.0  # another server last said something of its answer
     first_token_s = 0.0
     prefill_done = 0
     prefill_total = 0
@@ -182,6 +183,11 @@ class Exchange(Answering):
             self.parsed = parse(self.kind, self.taken.partition(b"\r\n\r\n")[2])
 
     @property
+    def is_remote(self) -> bool:
+        """Whether another server has it."""
+        return self.endpoint is not None and self.endpoint.is_remote
+
+    @property
     def key_name(self) -> str | None:
         return None if self.key is None else self.key.name
 
@@ -194,7 +200,7 @@ class Exchange(Answering):
         """Another replica gets it; what its engine said or did is forgotten."""
         self.n_moves += 1
         self.was_sent = self.sent_again = self.tried_later = self.engine_lost = False
-        self.sent_s = self.first_token_s = 0.0
+        self.sent_s = self.first_token_s = self.heard_s = 0.0
         self.prefill_done = self.prefill_total = self.n_tokens_out = 0
         if self.parsed is not None and self.parsed.max_tokens is None:  # said again with the body for its engine
             self.extra_headers = [each for each in self.extra_headers if not each.startswith(b"x-laya-max-tokens")]

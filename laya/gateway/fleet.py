@@ -118,7 +118,8 @@ class Fleet(Shown):
             if not await self.room.take_turn_for_queue(endpoint):
                 return
         except LayaError as error:
-            self.together.unloadable.failed(endpoint, error)
+            if not await self.together.load_another(endpoint):
+                self.together.unloadable.failed(endpoint, error)
         else:
             if endpoint.queue and endpoint.pool is None:  # its engine is gone again
                 self.wake(endpoint)
@@ -204,6 +205,7 @@ class Fleet(Shown):
         """Idle engines that may leave for another model, the longest unused first. at_once: also who lingers."""
         own, now_s = self.replicas(wanted) if wanted is not None else (), time.monotonic()
         idle = [other for other in self.endpoints.values() if other not in own and other.may_leave]
+        idle = [other for other in idle if not other.is_remote]  # which would give nothing back
         idle = [other for other in idle if at_once or not other.lingers(now_s)]
         return sorted(idle, key=lambda endpoint: endpoint.last_used_s)
 

@@ -15,6 +15,7 @@ from laya.engines.launcher import StartSettings
 from laya.gateway.corrections import Corrections
 from laya.gateway.kind_command import CommandKind
 from laya.gateway.kind_llamacpp import LlamaCppKind
+from laya.gateway.kind_remote import RemoteKind
 from laya.memory import Budget
 from laya.types import AskedSettings, ModelFile, Plan
 
@@ -51,7 +52,7 @@ class Kind(Protocol):
         """An engine of this plan has ended, and held so much at most."""
 
 
-KINDS: Mapping[str, Kind] = {"llamacpp": LlamaCppKind(), "command": CommandKind()}
+KINDS: Mapping[str, Kind] = {"llamacpp": LlamaCppKind(), "command": CommandKind(), "remote": RemoteKind()}
 
 
 def kind_of(settings: ResolvedModel) -> Kind:

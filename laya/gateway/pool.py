@@ -16,7 +16,8 @@ from laya.gateway.upstream import UpstreamConnection
 from laya.types import EngineAddress
 
 logger = logging.getLogger(__name__)
-IDLE_LIMIT_S = 4.0
+OPENAI_BASE = "/v1"
+HTTPS_PORT = 443
 FETCHES_AT_ONCE = 4  # an engine gives each open connection a thread, and has few beyond its sequences
 
 
@@ -31,20 +32,29 @@ class UpstreamPool:
         self.outbox = Outbox()
         self._asking = asyncio.Semaphore(FETCHES_AT_ONCE)
         key = f"authorization: Bearer {address.api_key}\r\n" if address.api_key else ""
-        head = f"host: {address.host}:{address.port}\r\n{key}content-type: application/json\r\ncontent-length: "
+        more = "".join(f"{name}: {value}\r\n" for name, value in address.headers)
+        self._base = f" {address.base_path}/".encode() if address.base_path != OPENAI_BASE else None
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        if not (address.tls is not None and address.port == HTTPS_PORT):  # some servers know their bare name alone
+            host += f":{address.port}"
+        head = f"host: {host}\r\n{key}{more}content-type: application/json\r\ncontent-length: "
         self._head = head.encode()
 
     def head(self, start: bytes) -> bytes:
         """Of a request that starts so, up to the length of its body."""
         return b"%b HTTP/1.1\r\n%b" % (start, self._head)
 
-    def request_bytes(self, start: bytes, body: bytes) -> bytes:
-        """`start` is method and path, e.g. b"POST /tokenize"."""
+    def request_bytes(self, start: bytes, body: bytes, more: bytes = b"") -> bytes:
+        """`start` is method and path, e.g. b"POST /tokenize"; `more`: header lines of this request alone."""
+        if self._base is not None:
+            start = start.replace(b" /v1/", self._base, 1)
+        if more:
+            return b"%b HTTP/1.1\r\n%b%b%d\r\n\r\n%b" % (start, more, self._head, len(body), body)
         return b"%b HTTP/1.1\r\n%b%d\r\n\r\n%b" % (start, self._head, len(body), body)
 
     def take(self) -> UpstreamConnection | None:
         """A kept connection that is still good, or None: then `connect`."""
-        oldest_s = time.monotonic() - IDLE_LIMIT_S
+        oldest_s = time.monotonic() - self.address.idle_limit_s
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open and connection.idle_since_s > oldest_s:
@@ -67,9 +77,15 @@ class UpstreamPool:
             then(connection)
 
     async def _open(self) -> UpstreamConnection:
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: UpstreamConnection(self), self.address.host, self.address.port
+        address = self.address
+        opening = asyncio.get_running_loop().create_connection(
+            lambda: UpstreamConnection(self), address.host, address.port, ssl=address.tls
         )
+        try:  # an address of this machine answers or refuses at once
+            limit_s = address.connect_timeout_s
+            _, connection = await (opening if limit_s is None else asyncio.wait_for(opening, limit_s))
+        except asyncio.TimeoutError:
+            raise ConnectionRefusedError(f"no connection within {address.connect_timeout_s:g} s") from None
         if not connection.is_open:
             raise ConnectionResetError("it hung up at once")
         return connection

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from laya.errors import EngineCrashed, LayaError
 from laya.gateway.assemble import Assembler, UsageSum, encode
 from laya.gateway.body import ChatHead, CompletionHead, ParsedBody
-from laya.gateway.engine_errors import engine_error, model_of
+from laya.gateway.engine_errors import engine_error, model_of, remote_error
 from laya.gateway.metering import read_usage
 from laya.gateway.renaming import renamed
 from laya.gateway.sse import AnswerReader, EventReader, StreamFilter, event_bytes
@@ -39,6 +39,7 @@ class Relay:
     takes_whole = False
     _status = 0
     _error_bytes = 0
+    _error_headers: dict[bytes, bytes] = {}
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
@@ -51,7 +52,10 @@ class Relay:
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self._status = status
-        self.exchange.let_go_of_body()
+        if status == 200 or not self.exchange.is_remote:  # what another server refuses, a third may take
+            self.exchange.let_go_of_body()
+        else:
+            self._error_headers = headers
         if status == 200:
             self.on_good_head(headers)
         else:
@@ -69,7 +73,13 @@ class Relay:
         if self._status == 200:
             self.on_good_end()
         else:
-            self.exchange.fail(engine_error(self._status, b"".join(self._error_parts), self.exchange))
+            body = b"".join(self._error_parts)
+            if self.exchange.is_remote:
+                if self._status < 500:  # it did nothing for it: no work is done twice where another takes it
+                    self.exchange.dispatcher.retries.turned_away(self.exchange)
+                self.exchange.fail(remote_error(self._status, self._error_headers, body, self.exchange))
+            else:
+                self.exchange.fail(engine_error(self._status, body, self.exchange))
 
     def on_broken(self, reason: str, *, reusable: bool) -> None:
         self.exchange.connection = None
@@ -160,7 +170,7 @@ class StreamRelay(Relay):
             exchange.write(out)
         if stream.error is not None:
             exchange.fail(self._engine_said(stream.error))
-        elif stream.is_steady and not exchange.charged_tokens:
+        elif self.is_steady and not exchange.charged_tokens:
             exchange.dispatcher.streams.offer(exchange, self)
 
     def _note_prefill(self) -> None:
@@ -181,6 +191,21 @@ class StreamRelay(Relay):
             self.exchange.end(self._filter.end(), "served")
         else:
             self.exchange.fail(self._engine_said({"message": "its stream ended before its answer did"}))
+
+
+class RemoteStream(StreamRelay):
+    """A stream from another server: it may come through TLS, so that nothing native reads it."""
+
+    def on_asked(self) -> None:
+        """It stays here."""
+
+    @property
+    def is_steady(self) -> bool:
+        return False
+
+    def on_good_data(self, data: bytes) -> None:
+        self.exchange.heard_s = time.monotonic()
+        super().on_good_data(data)
 
 
 class AssembledAnswer(Relay):
@@ -282,8 +307,8 @@ class RenamedAnswer(Relay):
         self._parts: list[bytes] = []
 
     def on_good_data(self, data: bytes) -> None:
-        if not self.exchange.first_token_s:
-            self.exchange.first_token_s = time.monotonic()
+        self.exchange.heard_s = time.monotonic()
+        self.exchange.first_token_s = self.exchange.first_token_s or self.exchange.heard_s
         self._parts.append(data)
 
     def on_good_end(self) -> None:

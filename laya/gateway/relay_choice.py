@@ -8,6 +8,7 @@ from laya.gateway.relay import (
     AssembledAnswer,
     RawAnswer,
     Relay,
+    RemoteStream,
     RenamedAnswer,
     StreamRelay,
     completion_logprobs_of,
@@ -49,6 +50,8 @@ def relay_for_others(exchange: Exchange, parsed: ParsedBody, address: EngineAddr
     if parsed.generates and parsed.wants_stream and exchange.endpoint.settings.enable_streaming:
         wants_usage = parsed.wants_usage_event
         events = StreamFilter(usage_of(parsed), wants_usage=wants_usage, own_name=own_name)
+        if address.is_remote:
+            return RemoteStream(exchange, events)
         return StreamRelay(exchange, events)
     if not parsed.generates or (not parsed.wants_stream and address.cancels_whole):
         return RawAnswer(exchange) if own_name is None else RenamedAnswer(exchange, own_name)

@@ -68,10 +68,11 @@ class Relief:
 
     async def stop_youngest(self, reason: str) -> str | None:
         """Stop the engine that was started last, whatever it does; its requests end with the reason. Gives its id."""
+        by_name = {each.name: each for each in self._fleet.endpoints.values() if not each.is_remote}
         running = [status for status in self._fleet.supervisor.status() if status.state in _RUNS]
+        running = [status for status in running if status.id in by_name]
         if not running:
             return None
-        by_name = {endpoint.name: endpoint for endpoint in self._fleet.endpoints.values()}
         youngest = min(running, key=lambda status: status.since_s)
         endpoint: Endpoint = by_name[youngest.id]
         endpoint.close()  # who waits is not let in to it any more

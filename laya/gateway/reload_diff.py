@@ -41,7 +41,9 @@ _AT_ONCE = frozenset(
     )
 )
 _DERIVED = frozenset({"fixed", "id", "source"})  # not a setting of its own, or seen by the file that it leads to
-_UNSHOWN = frozenset({"args", "chat_template", "defaults", "routing.rules", "store.url"})  # long, or may hold a secret
+_UNSHOWN = frozenset(
+    {"args", "chat_template", "defaults", "program", "remote", "routing.rules", "store.url"}
+)  # long, or may hold a secret
 _WRITTEN = {resolved: written for written, resolved in RESOLVED_NAMES.items()}
 
 

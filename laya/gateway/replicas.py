@@ -67,6 +67,15 @@ class Replicas:
             if other.pool is None and other not in self._following and self._fleet.is_wanted(other):
                 await self._load(other)
 
+    async def load_another(self, endpoint: Endpoint) -> bool:
+        """The load of this one failed: of other addresses of its model, one may answer; whether one does."""
+        for other in self._fleet.replicas(endpoint):
+            if endpoint.is_remote and other is not endpoint and self._fleet.is_wanted(other):
+                await self._load(other)
+                if other.pool is not None:
+                    return True
+        return False
+
     async def _load(self, endpoint: Endpoint) -> None:
         self._following.add(endpoint)
         self._next_try_s[endpoint] = self._fleet.now_s() + TRY_AGAIN_S

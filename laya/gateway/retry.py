@@ -36,6 +36,12 @@ class Retries:
             self._dispatcher.fleet.health.failed(exchange.endpoint)
         return self.try_elsewhere(exchange)
 
+    def turned_away(self, exchange: Exchange) -> None:
+        """Another server answered that it will not do it: as if it had never been sent there."""
+        exchange.was_sent = False
+        if exchange.endpoint is not None:
+            self._dispatcher.fleet.health.failed(exchange.endpoint)
+
     def refused(self, exchange: Exchange, endpoint: Endpoint) -> bool:
         """An engine takes no connection, so it never saw this request; whether another replica takes it."""
         self._dispatcher.fleet.health.failed(endpoint)

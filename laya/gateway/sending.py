@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from laya.errors import EngineFailed, LayaError
 from laya.gateway.endpoint import ENGINE_STARTS
 from laya.gateway.engine_body import engine_body
+from laya.gateway.hops import check_hops, hop_line
 from laya.gateway.relay import relay_taken
 from laya.gateway.relay_choice import relay_for
 from laya.gateway.upstream import UpstreamConnection
@@ -35,6 +36,8 @@ class Sending:
         exchange.sent_s = time.monotonic()
         endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
         try:
+            if endpoint.is_remote:
+                check_hops(exchange.request_id)
             exchange.upstream_body = exchange.upstream_body or engine_body(exchange, endpoint)
             # who has a head already can't be sent once more, as over a kept connection that may be needed
             connection = endpoint.pool.take() if endpoint.pool is not None and not exchange.head_sent else None
@@ -99,7 +102,8 @@ class Sending:
         exchange.connection, exchange.was_sent = connection, True
         if exchange.upstream_paused:  # since it waited
             connection.pause()
-        request = pool.request_bytes(ENGINE_STARTS[exchange.kind], exchange.upstream_body)
+        more = hop_line(exchange.request_id) if endpoint.is_remote else b""
+        request = pool.request_bytes(ENGINE_STARTS[exchange.kind], exchange.upstream_body, more)
         connection.send(request, relay_for(exchange))
         if not exchange.deadline_s:  # it went straight through: what it took here is Laya's own time
             self._stats.added.observe(time.monotonic() - exchange.read_s)

@@ -25,7 +25,7 @@ from starlette.applications import Starlette
 from laya.config import Config
 from laya.config.places import DATABASE
 from laya.engines.ceiling import Ceilings
-from laya.engines.process import EngineProcess
+from laya.engines.making import make_engine
 from laya.engines.supervisor import SHUTDOWN_S, Supervisor
 from laya.errors import LayaError, ServerStopping
 from laya.gateway.apis import Apis
@@ -125,8 +125,8 @@ class Gateway:
         if supervisor is None:
             self.ceilings, support = claim_ceilings()
             logger.info("%s", support.words)
-            make_engine = functools.partial(EngineProcess, ceilings=self.ceilings)
-            supervisor = Supervisor(logs_dir=home / "logs", make_engine=make_engine)
+            maker = functools.partial(make_engine, ceilings=self.ceilings)
+            supervisor = Supervisor(logs_dir=home / "logs", make_engine=maker)
         self.supervisor = supervisor
         self.fleet = Fleet(
             config,

@@ -61,6 +61,8 @@ class Watch:
 
     def _look(self, endpoint: Endpoint) -> None:
         limit_s = endpoint.settings.progress_timeout_s
+        if endpoint.is_remote:
+            self._look_at_remote(endpoint, limit_s)
         if endpoint.pool is None or endpoint.pool.address.alive_path is None:
             return  # there is nothing to ask it for
         ask_every_s = min(ASK_EVERY_S, limit_s / 4)
@@ -79,6 +81,15 @@ class Watch:
             n = len(waiting)
             held = "1 request" if n == 1 else f"{n} requests"
             self._give_up(endpoint, f"it has held {held} for {still_s:.0f} s without any progress")
+
+    def _look_at_remote(self, endpoint: Endpoint, limit_s: float) -> None:
+        """Another server is not ours to stop: a request of which it says nothing any more ends, or goes elsewhere."""
+        now_s = self._fleet.now_s()
+        for exchange in list(endpoint.live):
+            since_s = max(exchange.sent_s, exchange.heard_s)
+            if exchange.connection is not None and not exchange.upstream_paused and now_s - since_s > limit_s:
+                text = f"The server of '{endpoint.model_id}' has said nothing for {now_s - since_s:.0f} s"
+                exchange.fail(EngineStuck(f"{text} (progress_timeout_s)."))
 
     async def _ask(self, endpoint: Endpoint) -> None:
         pool = endpoint.pool

@@ -29,7 +29,7 @@ from laya.memory.placement import CPU
 from laya.memory.plan_source import plan_source
 from laya.memory.planner import Model
 from laya.memory.pressure import PressureMeter, PressureTrigger, pressure_files
-from laya.memory.program import ProgramBytes, after_run, plan_program
+from laya.memory.program import ProgramBytes, after_run, plan_program, plan_remote
 from laya.memory.rates import MachineRates
 from laya.memory.shape import ModelShape
 from laya.memory.sizes import flag_text, size_text
@@ -67,6 +67,7 @@ __all__ = [
     "plan_before_download",
     "plan_file",
     "plan_program",
+    "plan_remote",
     "plan_source",
     "plan_vllm",
     "pressure_files",

@@ -1,4 +1,4 @@
-"""Owns: the plan of a model that a program serves: bytes that its owner declares, or that it was seen to take. Pure.
+"""Owns: the plan of a model that a program or another server serves: bytes that are declared, or were seen. Pure.
 
 Nothing of such a model can be read, so nothing is computed: what is planned is a promise, and the ceiling keeps it. A
 program of which nothing is known gets all that is free, at least half of what engines may use, for its first run.
@@ -14,6 +14,7 @@ from laya.types import ANY_LENGTH, MIB, AskedSettings, DevicePlan, Plan, Planned
 
 CPU = "cpu"
 DEFAULT_NUM_SEQS = 2
+REMOTE_NUM_SEQS = 32  # requests that one address gets at once
 LEARNED_MARGIN = 1.15  # of what was seen: the most of another day may be more
 LEARNED_MARGIN_BYTES = 64 * MIB
 KILLED_GROWTH = 1.5  # a program stopped at its ceiling wanted more than it was seen to hold
@@ -31,20 +32,7 @@ def plan_program(model_id: str, known: ProgramBytes, asked: AskedSettings, budge
     """The plan of one engine of this program."""
     term, need_bytes, reason = _need(known, budget)
     limit_bytes = min(budget.bytes, asked.memory_limit_bytes or budget.bytes)
-    max_seq_len, max_num_seqs = asked.max_seq_len or ANY_LENGTH, asked.max_num_seqs or DEFAULT_NUM_SEQS
-    settings = PlannedSettings(
-        max_seq_len=max_seq_len,
-        slot_tokens=max_seq_len,
-        max_num_seqs=max_num_seqs,
-        kv_cache_dtype="-",
-        kv_unified=False,
-        kv_pool_tokens=0,
-        n_batch=ANY_LENGTH,
-        n_ubatch=ANY_LENGTH,
-        n_threads=asked.n_threads or n_cores,
-        task=asked.task,
-        mmap=False,
-    )
+    settings = _settings(asked, n_threads=asked.n_threads or n_cores, n_seqs=DEFAULT_NUM_SEQS)
     reasons = {}
     if asked.max_num_seqs is None:
         reasons["max_num_seqs"] = "what a program takes at once is not known: set it"
@@ -58,6 +46,30 @@ def plan_program(model_id: str, known: ProgramBytes, asked: AskedSettings, budge
         verdict=f"{size_text(need_bytes)} {reason}, of {size_text(limit_bytes)} ({budget.limit})",
         exact=known.declared is not None,
         notes=[] if known.declared is not None else [f"{reason}: declare it with memory"],
+    )
+
+
+def plan_remote(model_id: str, asked: AskedSettings) -> Plan:
+    """The plan of a model that another server holds: no byte of it is here."""
+    settings = _settings(asked, n_threads=0, n_seqs=REMOTE_NUM_SEQS)
+    verdict = "another server holds it: nothing of it is counted here"
+    return Plan(model=model_id, fits=True, devices=[], settings=settings, reasons={}, suggestions=[], verdict=verdict)
+
+
+def _settings(asked: AskedSettings, *, n_threads: int, n_seqs: int) -> PlannedSettings:
+    max_seq_len = asked.max_seq_len or ANY_LENGTH
+    return PlannedSettings(
+        max_seq_len=max_seq_len,
+        slot_tokens=max_seq_len,
+        max_num_seqs=asked.max_num_seqs or n_seqs,
+        kv_cache_dtype="-",
+        kv_unified=False,
+        kv_pool_tokens=0,
+        n_batch=ANY_LENGTH,
+        n_ubatch=ANY_LENGTH,
+        n_threads=n_threads,
+        task=asked.task,
+        mmap=False,
     )
 
 

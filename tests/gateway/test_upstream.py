@@ -7,9 +7,9 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
-from laya.gateway import pool as pools
 from laya.gateway.pool import UpstreamPool
 from laya.gateway.upstream import UpstreamConnection
 from laya.types import EngineAddress
@@ -96,12 +96,12 @@ async def test_answer_is_cut_out(tmp_path: object) -> None:
         assert engine.calls[0].headers[b"authorization"] == b"Bearer k"
 
 
-async def test_connection_is_kept_and_retired(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_is_kept_and_retired() -> None:
     async with engine_and_pool(answers(OK), answers_kept=3) as (engine, pool):
         for _ in range(4):
             await ask(pool)
         assert engine.n_connections == 2
-        monkeypatch.setattr(pools, "IDLE_LIMIT_S", -1.0)
+        pool.address = msgspec.structs.replace(pool.address, idle_limit_s=-1.0)
         await ask(pool)
         assert engine.n_connections == 3
 

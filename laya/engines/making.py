@@ -1,0 +1,17 @@
+"""Owns: which engine is made of these settings: a child of ours, or another server."""
+
+from __future__ import annotations
+
+from laya.engines.ceiling import Ceilings
+from laya.engines.hooks import Engine
+from laya.engines.launcher import StartSettings
+from laya.engines.log import EngineLog
+from laya.engines.process import EngineProcess
+from laya.engines.remote import RemoteEngine, RemoteSettings
+
+
+def make_engine(settings: StartSettings, log: EngineLog, *, ceilings: Ceilings | None = None) -> Engine:
+    """ceilings: where the memory of children is limited; None: nowhere."""
+    if isinstance(settings, RemoteSettings):
+        return RemoteEngine(settings, log)
+    return EngineProcess(settings, log, ceilings=ceilings)

@@ -1,0 +1,201 @@
+"""Models of other servers: TLS and key, names, failures and what becomes of each, failover, loops, pools."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from .live import Serving, model_state, plain, sdk
+from .other_server import KEY, MODEL, USAGE, OtherServer
+
+pytestmark = pytest.mark.engine
+CONFIG = """
+models:
+  safe: {{engine: remote, url: {tls}, model: their-model, key_file: {key}, ca_file: {cert}}}
+  distrusted: {{engine: remote, url: {tls}, model: their-model, key_file: {key}}}
+  plain: {{engine: remote, url: {one}, model: their-model, key_file: {key}, headers: {{x-team: blue}},
+          progress_timeout_s: 2}}
+{failing}  two: {{engine: remote, urls: [{one}, {two}], model: their-model, key_file: {key}, policy: round_robin,
+        progress_timeout_s: 2}}
+  away: {{engine: remote, url: "http://127.0.0.1:9/v1", connect_timeout_s: 2}}
+  half-away: {{engine: remote, urls: ["http://127.0.0.1:9/v1", {two}], model: their-model, key_file: {key}}}
+  loop: {{engine: remote, url: {door}, key_file: {key}}}
+  keyless: {{engine: remote, url: {one}, key_env: LAYA_TEST_NO_SUCH_KEY}}
+routing:
+  rules:
+    - {{model: first-here, to: away, fallbacks: [safe]}}
+"""
+FAILING = "  fails-{mode}: {{engine: remote, url: {one}, model: their-model, key_file: {key}, progress_timeout_s: 2}}\n"
+MODES = ("500", "401", "429", "redirect", "hang", "drop", "stall")
+USER: Any = [{"role": "user", "content": "Hi"}]
+
+
+class Others:
+    """The other servers, and the one that is tested."""
+
+    def __init__(self, folder: Path) -> None:
+        cert = folder / "cert.pem"
+        words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+        words += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(cert), "-out", str(folder / "only.pem")]
+        subprocess.run(["openssl", *words], check=True, capture_output=True)
+        cert.write_text(cert.read_text() + (folder / "only.pem").read_text())
+        self.cert = folder / "only.pem"
+        self.tls = OtherServer(cert, base="/api/v1")
+        self.one, self.two, self.door = OtherServer(), OtherServer(), OtherServer()
+        self.key = folder / "key"
+        self.key.write_text(KEY + "\n")
+        self.serving: Serving
+
+    def renew(self) -> None:
+        for other in (self.tls, self.one, self.two):
+            other.mode = ""
+            other.heads.clear()
+            other.bodies.clear()
+
+
+@pytest.fixture(scope="module")
+def whole(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Others]:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    others = Others(tmp_path_factory.mktemp("others"))
+    failing = "".join(FAILING.format(mode=mode, one=others.one.url, key=others.key) for mode in MODES)
+    config = CONFIG.format(
+        failing=failing,
+        tls=others.tls.url,
+        one=others.one.url,
+        two=others.two.url,
+        key=others.key,
+        cert=others.cert,
+        door=others.door.url,
+    )
+    others.serving = start_server(config=config)
+    others.door.forward_to = f"{others.serving.url}/v1"
+    yield others
+    others.serving.stop()  # type: ignore[attr-defined]
+    for other in (others.tls, others.one, others.two, others.door):
+        other.stop()
+
+
+@pytest.fixture
+def others(whole: Others) -> Others:
+    whole.renew()
+    return whole
+
+
+@pytest.fixture
+def client(others: Others) -> openai.OpenAI:
+    return sdk(others.serving)
+
+
+def warm_up(others: Others, client: openai.OpenAI) -> None:
+    """Both addresses are known, and a tenth of the requests may be tried a second time."""
+    with plain(others.serving) as http:
+        http.post("/admin/models/two/load").raise_for_status()
+    for _ in range(24):
+        client.chat.completions.create(model="plain", messages=USER)
+
+
+def test_whole_and_streamed_through_tls_with_names_both_ways(others: Others, client: openai.OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(model="safe", messages=USER, max_completion_tokens=5)
+    answer = raw.parse()
+    assert (answer.choices[0].message.content, answer.model) == ("from afar", "safe")
+    assert answer.usage is not None and answer.usage.total_tokens == USAGE["total_tokens"]
+    assert raw.headers["x-laya-engine"] == "remote:safe"
+    (head,), (body,) = others.tls.heads, others.tls.bodies
+    assert head["authorization"] == f"Bearer {KEY}" and body["model"] == MODEL
+    assert body == {"model": MODEL, "messages": USER, "max_completion_tokens": 5}
+    events = list(client.chat.completions.create(model="safe", messages=USER, stream=True))
+    assert "".join(event.choices[0].delta.content or "" for event in events) == "from afar"
+    assert {event.model for event in events} == {"safe"}
+
+
+def test_certificate_that_nobody_signed_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError, match="CERTIFICATE_VERIFY_FAILED"):
+        client.chat.completions.create(model="distrusted", messages=USER)
+
+
+def test_headers_are_sent_and_no_byte_is_counted(others: Others, client: openai.OpenAI) -> None:
+    client.chat.completions.create(model="plain", messages=USER)
+    assert others.one.heads[0]["x-team"] == "blue"
+    state = model_state(others.serving, "plain")
+    assert (state["state"], state["plan"]["devices"], state["pid"]) == ("ready", [], None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "words"),
+    [
+        ("500", 503, r"failed \(500\): its own trouble"),
+        ("401", 503, r"refused Laya's key \(401\)"),
+        ("429", 429, "takes no more requests now: too many"),
+        ("redirect", 503, "redirects, and redirects are not followed"),
+        ("hang", 503, r"has said nothing for \d+ s"),
+    ],
+)
+def test_each_failure_has_its_answer(others: Others, client: openai.OpenAI, mode: str, status: int, words: str) -> None:
+    others.one.mode = mode
+    with pytest.raises(openai.APIStatusError, match=words) as caught:
+        client.chat.completions.create(model=f"fails-{mode}", messages=USER)
+    assert caught.value.status_code == status
+    assert KEY not in str(caught.value)
+    if mode == "429":
+        assert caught.value.response.headers["retry-after"] == "17"
+
+
+@pytest.mark.parametrize("mode", ["500", "401", "429", "redirect", "hang"])
+def test_what_one_address_fails_another_serves(others: Others, client: openai.OpenAI, mode: str) -> None:
+    warm_up(others, client)
+    others.one.mode = mode
+    for _ in range(2):
+        assert client.chat.completions.create(model="two", messages=USER).choices[0].message.content == "from afar"
+
+
+@pytest.mark.parametrize("mode", ["drop", "stall"])
+def test_stream_that_breaks_off_ends_with_an_error_and_is_not_begun_again(
+    others: Others, client: openai.OpenAI, mode: str
+) -> None:
+    others.one.mode = mode
+    stream = client.chat.completions.create(model=f"fails-{mode}", messages=USER, stream=True)
+    assert next(stream).choices[0].delta.content == "from"
+    with pytest.raises(openai.APIError):
+        next(stream)
+    assert len(others.one.bodies) == 1
+
+
+def test_whole_answer_that_breaks_off_is_asked_of_the_other_address(others: Others, client: openai.OpenAI) -> None:
+    warm_up(others, client)
+    others.one.mode = "drop"
+    for _ in range(2):
+        assert client.chat.completions.create(model="two", messages=USER).choices[0].message.content == "from afar"
+
+
+def test_address_that_is_not_there_is_told_and_the_next_one_serves(others: Others, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError, match="cannot be reached"):
+        client.chat.completions.create(model="away", messages=USER)
+    assert client.chat.completions.create(model="half-away", messages=USER).model == "half-away"
+
+
+def test_rule_lets_a_remote_stand_in(client: openai.OpenAI) -> None:
+    assert client.chat.completions.create(model="first-here", messages=USER).model == "safe"
+
+
+def test_loop_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError, match="came back to the server that sent it out"):
+        client.chat.completions.create(model="loop", messages=USER)
+
+
+def test_key_that_is_not_there_is_told_by_its_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError, match="the environment has no LAYA_TEST_NO_SUCH_KEY"):
+        client.chat.completions.create(model="keyless", messages=USER)
+
+
+def test_key_is_in_no_state_and_no_log(others: Others, client: openai.OpenAI) -> None:
+    client.chat.completions.create(model="plain", messages=USER)
+    with plain(others.serving) as http:
+        for path in ("/admin/state", "/admin/models/plain/logs", "/admin/events", "/metrics"):
+            assert KEY not in http.get(path).text
