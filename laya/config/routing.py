@@ -53,7 +53,7 @@ class RoutingConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     pools: Annotated[
         dict[str, list[str]],
-        Meta(description="Names that stand for several models: {small: [a, b]}; the least loaded engine serves."),
+        Meta(description="Names that stand for several models: {small: [a, b]}; a loaded one serves first."),
     ] = {}
     rules: Annotated[
         list[RouteRule], Meta(description="The first rule that a request meets decides. None = the model it names.")

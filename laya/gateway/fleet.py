@@ -111,6 +111,7 @@ class Fleet(Shown):
     # loading
     def wake(self, endpoint: Endpoint) -> None:
         """Have the engine ready for what waits at this endpoint; its queue is failed when that can't be."""
+        self.pools.update()
         self.spawn(self._wake(endpoint))
 
     async def _wake(self, endpoint: Endpoint) -> None:

@@ -42,7 +42,7 @@ class RequestRouter:
         self._models: dict[str, _Model] = {}
         self._pools: Mapping[str, Sequence[str]] = {}
         self._pool_policy: RoutePolicy = "auto"
-        self._preferred: frozenset[int] = frozenset()  # endpoints
+        self.preferred: Mapping[str, frozenset[int]] = {}  # endpoints, by pool
         self._routes: dict[str, _Model] = {}  # models, and pools as if they were models
         self._id_of_name: dict[str, str] = {}
         self._in_use: dict[int, str] = {}  # index -> name
@@ -199,12 +199,12 @@ class RequestRouter:
                 self._pools, self._pool_policy = was
                 raise
 
-    def prefer(self, endpoints: frozenset[int]) -> None:
-        """Pools choose among these alone where they have any of them; a policy that says itself who is chosen, whoever
-        that is (`TAKES_ALL`), among all."""
+    def prefer(self, preferred: Mapping[str, frozenset[int]]) -> None:
+        """Each of these pools chooses among its endpoints here alone, where it has any of them; a policy that says
+        itself who is chosen, whoever that is (`TAKES_ALL`), among all."""
         with self._changing:
-            if endpoints != self._preferred:
-                self._preferred = endpoints
+            if preferred != self.preferred:
+                self.preferred = preferred
                 if self._pools and self._pool_policy not in TAKES_ALL:
                     self._publish(self._models)
 
@@ -237,7 +237,7 @@ class RequestRouter:
         for pool, members in self._pools.items():
             ids = dict.fromkeys(id_of_name[member] for member in members if member in id_of_name)
             endpoints = dict.fromkeys(endpoint for model_id in ids for endpoint in models[model_id].endpoints)
-            preferred = frozenset() if self._pool_policy in TAKES_ALL else self._preferred
+            preferred = () if self._pool_policy in TAKES_ALL else self.preferred.get(pool, ())
             first = tuple(each for each in endpoints if each in preferred)
             pools[pool] = _Model((pool,), first or tuple(endpoints), self._pool_policy)
         routes = models | pools

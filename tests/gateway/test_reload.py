@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from laya.config import ApiKey, Config, load_config
-from laya.errors import ConfigError, EngineFailed
+from laya.errors import ConfigError, EngineFailed, MemoryBusy
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.operating import ConfigSource
 from laya.gateway.reload import Reloader
@@ -381,6 +381,43 @@ async def test_pool_prefers_the_members_that_are_loaded_as_long_as_nobody_waits_
     await place.settled()
     await place.world.load("b")
     assert chosen() == {"a", "b"}, "its policy says otherwise"
+
+
+async def test_first_requests_of_a_pool_load_one_member_until_its_line_is_full_or_it_has_no_room(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = "policy: least_tokens\nqueue_size: 2\nrouting: {pools: {both: [a, b, c], other: [b, c]}}"
+    place.write(pools, a="", b="", c="")
+    await place.reload()
+    router, fleet = place.fleet.router, place.fleet
+    first, second = fleet.find("a"), fleet.find("b")
+
+    async def loads_for_long(endpoint: Endpoint) -> bool:
+        return False
+
+    monkeypatch.setattr(fleet.room, "take_turn_for_queue", loads_for_long)
+    waiting: list[Any] = [type("Waiting", (), {"key_name": None, "read_s": 0.0})() for _ in range(3)]
+    first.queue.add(waiting[0], "default")
+    fleet.wake(first)
+    assert router.preferred["both"] == {first.index} and not router.preferred["other"]
+    first.queue.add(waiting[1], "default")
+    fleet.pools.update()
+    assert not router.preferred["both"], "there is no place for one more"
+    first.queue.discard(waiting[1])
+    first.no_room = MemoryBusy("others have it", 1.0)
+    fleet.pools.update()
+    assert not router.preferred["both"], "another member may fit"
+    first.no_room = None
+    await place.world.load("b")
+    assert router.preferred["both"] == {second.index}, "loaded, and nobody waits there"
+    second.queue.add(waiting[2], "default")
+    fleet.pools.update()
+    assert router.preferred["both"] == {first.index, second.index}, "while one is coming, no third is loaded"
+    fleet.pools.open_to_all("both")
+    assert "both" not in router.preferred and "other" in router.preferred
+    for each, exchange in ((first, waiting[0]), (second, waiting[2])):
+        each.queue.discard(exchange)
+    await place.settled()
 
 
 async def test_pool_is_served_by_the_members_that_are_not_drained(place: Place) -> None:

@@ -191,11 +191,11 @@ def test_pool_chooses_among_preferred_engines_unless_its_policy_says_who(table_t
 
     everybody = {first, second, third}
     assert chosen() == everybody
-    router.prefer(frozenset({second, 63}))
+    router.prefer({"pool": frozenset({second, 63}), "gone": frozenset({third})})
     assert chosen() == ({second} if policy in ("auto", "least_tokens") else everybody)
     assert router.choose("a") == first, "a model that is named is served by its own"
     router.settle(first, 0)
-    router.prefer(frozenset())
+    router.prefer({})
     assert chosen() == everybody
 
 
