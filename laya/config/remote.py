@@ -1,6 +1,6 @@
 """Owns: the keys of a model that another server serves (`engine: remote`), and what they come to.
 
-Its key is read when a connection is opened to it, never kept in the configuration.
+Its key is read when its engine is made ready, and is never kept in the configuration.
 """
 
 from __future__ import annotations

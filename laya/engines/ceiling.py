@@ -18,7 +18,8 @@ from typing import Literal
 
 import msgspec
 
-from laya.types import KIB, MIB
+from laya.engines.held_memory import read_family
+from laya.types import MIB
 
 logger = logging.getLogger(__name__)
 
@@ -80,10 +81,15 @@ class Ceiling:
         return self._hit
 
     def check_watched(self) -> LimitHit | None:
-        """Kill a child without a group that is over its limit."""
+        """Kill a child that is over its limit and was not killed for it: one without a group, or one of several
+        processes where the kernel took another of them (v1 knows no `oom.group`)."""
+        if self.kind == "v1" and self._pid is not None and self._hit is None and self.hit() is not None:
+            self._kill()
+            return self._hit
         if not self.is_watched or self._pid is None or self._hit is not None:
             return None
-        held_bytes = resident_bytes(self._pid)
+        reading = read_family(self._pid)
+        held_bytes = reading.resident_bytes if reading is not None else 0
         if held_bytes <= self.limit_bytes:
             return None
         self._hit = LimitHit(limit_bytes=self.limit_bytes, peak_bytes=held_bytes, by_kernel=False)
@@ -211,15 +217,6 @@ def start_ticks(pid: int) -> int:
     except OSError:
         return 0
     return int(after_name[19])
-
-
-def resident_bytes(pid: int) -> int:
-    """VmRSS; 0 for a process that is gone."""
-    with contextlib.suppress(OSError):
-        match = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-        if match is not None:
-            return int(match[1]) * KIB
-    return 0
 
 
 def write_if_there(path: Path, text: str) -> bool:

@@ -53,7 +53,7 @@ class UsageSum:
 
 
 class _Choice:
-    __slots__ = ("content", "finish_reason", "logprobs", "reasoning", "role", "text", "tool_calls")
+    __slots__ = ("content", "finish_reason", "logprobs", "reasoning", "role", "text", "text_logprobs", "tool_calls")
 
     def __init__(self) -> None:
         self.role = "assistant"
@@ -62,6 +62,7 @@ class _Choice:
         self.text: list[str] = []
         self.tool_calls: dict[int, dict[str, Any]] = {}
         self.logprobs: list[Any] = []
+        self.text_logprobs: dict[str, list[Any]] = {}  # in the form of /v1/completions, from engines that have it
         self.finish_reason: str | None = None
 
 
@@ -93,14 +94,18 @@ class Assembler:
         choice = self.choices.setdefault(int(part.get("index") or 0), _Choice())
         if reason := part.get("finish_reason"):
             choice.finish_reason = reason
-        if entries := (part.get("logprobs") or {}).get("content"):
+        logprobs = part.get("logprobs") or {}
+        if entries := logprobs.get("content"):
             choice.logprobs.extend(entries)
+        elif "tokens" in logprobs:
+            for name, values in logprobs.items():
+                choice.text_logprobs.setdefault(name, []).extend(values or ())
         if text := part.get("text"):
             choice.text.append(text)
         delta = part.get("delta") or {}
         if content := delta.get("content"):
             choice.content.append(content)
-        if reasoning := delta.get("reasoning_content"):
+        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):  # the second of newer vLLMs
             choice.reasoning.append(reasoning)
         for call in delta.get("tool_calls") or ():
             _merge_call(choice.tool_calls, call)
@@ -152,8 +157,8 @@ class Assembler:
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
     def _text_choice(self, index: int, choice: _Choice) -> dict[str, Any]:
-        logprobs = None
-        if self.n_top_logprobs is not None:
+        logprobs: dict[str, Any] | None = choice.text_logprobs or None
+        if self.n_top_logprobs is not None and logprobs is None:
             logprobs = completion_logprobs(choice.logprobs, self.n_top_logprobs, 0)
         text = "".join(choice.text)
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": choice.finish_reason}

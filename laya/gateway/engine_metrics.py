@@ -26,7 +26,9 @@ ANSWER_S = 2.0
 
 async def engine_metrics(fleet: Fleet) -> bytes:
     """The text of all engines that run, each sample with the labels `model` and `engine`."""
-    running = [endpoint for endpoint in fleet.endpoints.values() if endpoint.pool is not None]
+    running = [
+        endpoint for endpoint in fleet.endpoints.values() if endpoint.pool is not None and not endpoint.is_remote
+    ]
     texts = await asyncio.gather(*(_text_of(endpoint) for endpoint in running))
     families: dict[str, Metric] = {}
     for endpoint, text in zip(running, texts, strict=True):

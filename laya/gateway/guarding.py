@@ -16,7 +16,7 @@ from typing import Protocol
 
 from laya.engines.ceiling import Ceilings
 from laya.engines.ceiling_place import CeilingSupport, OwnGroup, claim, look
-from laya.engines.held_memory import read_memory
+from laya.engines.held_memory import read_family
 from laya.engines.supervisor import Supervisor
 from laya.errors import EngineCrashed, LayaError
 from laya.gateway.events import Events
@@ -153,7 +153,7 @@ class Guarding:
         drop them: an engine whose weights are dropped reads them back with every token."""
         anonymous_bytes = mapped_bytes = 0
         for pid in self._pids():
-            memory = read_memory(pid)
+            memory = read_family(pid)
             if memory is not None:
                 anonymous_bytes += memory.anonymous_bytes
                 mapped_bytes += memory.resident_bytes - memory.anonymous_bytes

@@ -191,7 +191,7 @@ def _details(file: ModelFile, header: GgufHeader | None) -> dict[str, Any]:
     family = str(header.metadata.get("general.architecture", "")) if header is not None else ""
     return {
         "parent_model": "",
-        "format": "gguf" if file.format == "gguf" else "safetensors",
+        "format": {"gguf": "gguf", "hf": "safetensors"}.get(file.format, ""),
         "family": family,
         "families": [family] if family else [],
         "parameter_size": _size_text(header),

@@ -17,6 +17,7 @@ models:
   learned: {engine: command, cmd: "python -m serve --port ${PORT}", max_seq_len: 4096, max_num_seqs: 8}
 """
 Plan = Callable[..., tuple[int, str]]
+REMOTE = "  far: {engine: remote, urls: ['https://a.example/v1', 'https://b.example/v1'], key_env: MY_KEY}\n"
 
 
 @pytest.fixture
@@ -47,6 +48,31 @@ def test_plan_of_the_whole_config(config: Path, laya_plan: Plan) -> None:
     code, out = laya_plan("--config", config, "--memory-budget", "1GiB")
     assert code == 0
     assert "2 x any length" in out and "8 x 4096" in out
+
+
+def test_remote_takes_nothing_here_and_its_settings_are_checked(config: Path, laya_plan: Plan) -> None:
+    config.write_text(CONFIG + REMOTE)
+    code, out = laya_plan("far", "--config", config)
+    assert code == 0
+    assert "a.example" in out
+    assert CliRunner().invoke(config_app, ["check", str(config)]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ("'https://a.example/v1'", "'https://me:secret@a.example/v1'", "holds no user and no password"),
+        ("key_env: MY_KEY", "headers: {Authorization: x}", "use key_env or key_file"),
+        ("key_env: MY_KEY", "memory: 6GiB", "goes with engine: command"),
+        ("'https://a.example/v1'", "'ftp://a'", "is no address: write https://host/v1"),
+        ("urls: ['https://a.example/v1', 'https://b.example/v1'], ", "", "needs url: https://host/v1"),
+    ],
+)
+def test_remote_that_cannot_be_is_refused(config: Path, right: str, wrong: str, words: str) -> None:
+    config.write_text(CONFIG + REMOTE.replace(right, wrong))
+    run = CliRunner().invoke(config_app, ["check", str(config)])
+    assert words in str(run.exception)
+    assert "secret" not in str(run.exception)
 
 
 def test_check_knows_programs_and_names_the_nearest(config: Path) -> None:

@@ -27,6 +27,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fail", default="", help="how it fails: exits, deaf, 500, shape, sick, stubborn, taken")
     parser.add_argument("--once", help="a file: what it fails at, it fails at until this is there")
     parser.add_argument("--hold", type=int, default=0, help="MiB it takes at its first request but the start's")
+    parser.add_argument("--by-child", action="store_true", help="another process of it takes what --hold says")
     parser.add_argument("--child", action="store_true", help="start a process that holds 32 MiB and sleeps")
     parser.add_argument("--seconds-a-word", type=float, default=0.0)
     return parser.parse_args()
@@ -74,7 +75,10 @@ class Handler(BaseHTTPRequestHandler):
         if ARGS.fail == "shape":
             return {"answer": 42}, 200
         if body.get("max_tokens") != 1 and ARGS.hold:
-            held.append(bytearray(os.urandom(1 << 20) * ARGS.hold))
+            if ARGS.by_child:
+                subprocess.Popen([sys.executable, "-c", HOLDER.format(ARGS.hold)])
+            else:
+                held.append(bytearray(os.urandom(1 << 20) * ARGS.hold))
         if body.get("model") != ARGS.model:
             return {"error": {"message": f"no model {body.get('model')}"}}, 404
         unknown = set(body) & {"return_progress", "id_slot", "cache_prompt"}
@@ -150,6 +154,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+HOLDER = "import time; held = bytearray(b'x') * ({} << 20); time.sleep(600)"
 SLEEPER = "import time; held = bytearray(b'x') * (32 << 20); time.sleep(600)"
 CHILD = subprocess.Popen([sys.executable, "-c", SLEEPER]) if ARGS.child else None
 

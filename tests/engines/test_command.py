@@ -184,3 +184,22 @@ def test_program_that_takes_more_than_its_ceiling_is_ended_by_it(make: Make, log
     if support.kind == "watched":
         pytest.skip(f"no memory groups here: {support.words}")
     uvloop.run(scenario(ceilings))
+
+
+def test_program_whose_worker_takes_more_ends_with_it(make: Make, log: EngineLog) -> None:
+    ceilings, support = claim_ceilings()
+
+    async def scenario(ceilings: Ceilings) -> None:
+        process = EngineProcess(make("--hold", "200", "--by-child", ceiling_bytes=96 * MIB), log, ceilings=ceilings)
+        address = await process.start()
+        async with httpx.AsyncClient(trust_env=False) as http:
+            body = {"model": "own", "messages": []}
+            await http.post(f"http://{address.host}:{address.port}/v1/chat/completions", json=body)
+        while process.state != "exited":  # as the guard does
+            ceilings.check_watched()
+            await asyncio.sleep(0.05)
+        assert "stopped at its memory limit of 96.0 MiB" in await process.wait_exit()
+
+    if support.kind == "watched":
+        pytest.skip(f"no memory groups here: {support.words}")
+    uvloop.run(scenario(ceilings))

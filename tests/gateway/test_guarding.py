@@ -72,7 +72,7 @@ def test_ladder_is_climbed_on_the_fleet_and_each_step_is_an_event_and_a_count(at
         tight = SimpleNamespace(anonymous_bytes=10 * GIB, resident_bytes=10 * GIB)
         at_work.machine.available_bytes = 100 * MIB
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("laya.gateway.guarding.read_memory", lambda pid: tight)
+            patch.setattr("laya.gateway.guarding.read_family", lambda pid: tight)
             patch.setattr(at_work.guarding, "_pids", lambda: [1])
             for now_s in (1.0, 1.1, 2.0, 4.0, 10.0):
                 await at_work.guarding.look(now_s)
@@ -100,7 +100,7 @@ def test_ladder_is_climbed_on_the_fleet_and_each_step_is_an_event_and_a_count(at
 def test_mapped_weights_of_running_engines_are_not_free(at_work: SimpleNamespace) -> None:
     memory = SimpleNamespace(anonymous_bytes=GIB, resident_bytes=4 * GIB)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("laya.gateway.guarding.read_memory", lambda pid: memory)
+        patch.setattr("laya.gateway.guarding.read_family", lambda pid: memory)
         patch.setattr(at_work.guarding, "_pids", lambda: [1])
         reading = at_work.guarding.reading(time.monotonic())
     assert reading.available_bytes == 7 * GIB

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +18,28 @@ from .other_server import KEY, MODEL, USAGE, OtherServer
 
 pytestmark = pytest.mark.engine
 CONFIG = """
+policy: round_robin
 models:
   safe: {{engine: remote, url: {tls}, model: their-model, key_file: {key}, ca_file: {cert}}}
   distrusted: {{engine: remote, url: {tls}, model: their-model, key_file: {key}}}
   plain: {{engine: remote, url: {one}, model: their-model, key_file: {key}, headers: {{x-team: blue}},
           progress_timeout_s: 2}}
-{failing}  two: {{engine: remote, urls: [{one}, {two}], model: their-model, key_file: {key}, policy: round_robin,
+{failing}  two: {{engine: remote, urls: [{one}, {two}], model: their-model, key_file: {key},
         progress_timeout_s: 2}}
   away: {{engine: remote, url: "http://127.0.0.1:9/v1", connect_timeout_s: 2}}
   half-away: {{engine: remote, urls: ["http://127.0.0.1:9/v1", {two}], model: their-model, key_file: {key}}}
   loop: {{engine: remote, url: {door}, key_file: {key}}}
   keyless: {{engine: remote, url: {one}, key_env: LAYA_TEST_NO_SUCH_KEY}}
+  local: {{engine: command, cmd: "{python} {program} --port ${{PORT}} --model ${{MODEL}} --seconds-a-word 0.2",
+          memory: 96MiB, max_num_seqs: 1}}
 routing:
+  pools: {{mixed: [local, safe]}}
   rules:
     - {{model: first-here, to: away, fallbacks: [safe]}}
 """
 FAILING = "  fails-{mode}: {{engine: remote, url: {one}, model: their-model, key_file: {key}, progress_timeout_s: 2}}\n"
 MODES = ("500", "401", "429", "redirect", "hang", "drop", "stall")
+PROGRAM = Path(__file__).parent.parent / "engines" / "openai_program.py"
 USER: Any = [{"role": "user", "content": "Hi"}]
 
 
@@ -73,6 +80,8 @@ def whole(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFac
         key=others.key,
         cert=others.cert,
         door=others.door.url,
+        python=sys.executable,
+        program=PROGRAM,
     )
     others.serving = start_server(config=config)
     others.door.forward_to = f"{others.serving.url}/v1"
@@ -182,6 +191,14 @@ def test_address_that_is_not_there_is_told_and_the_next_one_serves(others: Other
 
 def test_rule_lets_a_remote_stand_in(client: openai.OpenAI) -> None:
     assert client.chat.completions.create(model="first-here", messages=USER).model == "safe"
+
+
+def test_pool_mixes_what_is_here_and_what_is_not(client: openai.OpenAI) -> None:
+    for model in ("local", "safe"):
+        client.chat.completions.create(model=model, messages=USER)
+    with ThreadPoolExecutor(4) as four:
+        asked = [four.submit(client.chat.completions.create, model="mixed", messages=USER) for _ in range(4)]
+        assert {each.result().model for each in asked} == {"local", "safe"}
 
 
 def test_loop_is_refused(client: openai.OpenAI) -> None:
