@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,13 +22,16 @@ from laya.cli.client import ServerClient
 from laya.cli.output import print_json, print_table, shown
 from laya.config import Config, load_config
 from laya.config.check_routing import targets
+from laya.config.places import DATABASE
 from laya.errors import ConfigError, ModelNotPulled, NoServer
 from laya.gateway.heads import PRIORITY
+from laya.gateway.live_keys import LiveKeys
+from laya.gateway.queueing import granted
 from laya.models import home_path, resolve
 from laya.routing import Explanation, RequestRouter, prefix_blocks
 from laya.routing.rules import RequestFacts, Rules
 from laya.routing.told import Told, tell
-from laya.types import PRIORITIES, EndpointKind, Priority
+from laya.types import PRIORITIES, EndpointKind, KeyGrant, Priority
 
 route_app = typer.Typer(help="See which model and which engine a request goes to, and why.", no_args_is_help=True)
 _BYTES_PER_TOKEN = 4  # of English text; a server bounds a prompt by what it counts
@@ -74,11 +78,12 @@ def explain(
         headers=headers,
         key=key,
         prompt_tokens=len(prompt) // _BYTES_PER_TOKEN if prompt_tokens is None else prompt_tokens,
-        priority=_priority(priority, headers),
         session=session,
     )
-    told = None if config_file else _ask_server(facts, prompt)
+    asked = _priority(priority, headers)
+    told = None if config_file else _ask_server(facts, asked, prompt)
     if told is None:
+        facts = replace(facts, priority=granted(asked, _grant(config, key)))
         rules = Rules(config.routing)
         router = _idle_router(config, rules, rules.decide(facts).models)
         told = tell(router, rules, facts, prefix_blocks=prefix_blocks(prompt))
@@ -88,12 +93,13 @@ def explain(
         _print(told)
 
 
-def _ask_server(facts: RequestFacts, prompt: str) -> Told | None:
+def _ask_server(facts: RequestFacts, asked: Priority | None, prompt: str) -> Told | None:
     """What the server that runs would do now; None where none does."""
     query: list[tuple[str, str]] = [("model", facts.model), ("kind", facts.kind.name.lower())]
-    query += [("priority", facts.priority), ("prompt_tokens", str(facts.prompt_tokens)), ("prompt", prompt)]
+    query += [("prompt_tokens", str(facts.prompt_tokens)), ("prompt", prompt)]
     query += [("header", f"{name}: {value}") for name, value in facts.headers.items()]
-    query += [(name, value) for name, value in (("session", facts.session), ("key", facts.key)) if value is not None]
+    said = (("session", facts.session), ("key", facts.key), ("priority", asked))
+    query += [(name, value) for name, value in said if value is not None]
     try:
         return msgspec.convert(ServerClient().get("/admin/route/explain", query), Told)
     except NoServer:
@@ -129,11 +135,19 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip().lower(), value.strip()
 
 
-def _priority(option: str | None, headers: Mapping[str, str]) -> Priority:
+def _grant(config: Config, key: str | None) -> KeyGrant | None:
+    """Of the key with this name, in the configuration or in the store that the next server reads."""
+    if key is None:
+        return None
+    keys = LiveKeys(config.server, home_path() / DATABASE).keys
+    return next((each.grant for each in keys if each.name == key), None)
+
+
+def _priority(option: str | None, headers: Mapping[str, str]) -> Priority | None:
     """What the option says, else the header that says it to a server."""
     name, said = ("--priority", option) if option is not None else (f"--header {PRIORITY}:", headers.get(PRIORITY))
     if said is None:
-        return "default"
+        return None
     return next(known for known in PRIORITIES if known == _one_of(name, said, PRIORITIES))
 
 

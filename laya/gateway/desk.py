@@ -26,6 +26,7 @@ from laya.gateway.fields import whole_number
 from laya.gateway.fleet import Fleet
 from laya.gateway.gauge import cards, ram
 from laya.gateway.limits import SMALL_BODY_BYTES
+from laya.gateway.live_keys import LiveKeys
 from laya.gateway.roles import key_of
 from laya.metrics import GatewayStats, LayaCollector
 from laya.routing import NATIVE
@@ -44,8 +45,9 @@ def reply(body: Any, status: int = 200, headers: dict[str, str] | None = None) -
 class Desk:
     """The handlers."""
 
-    def __init__(self, fleet: Fleet, stats: GatewayStats, events: Events | None = None) -> None:
+    def __init__(self, fleet: Fleet, stats: GatewayStats, keys: LiveKeys, events: Events | None = None) -> None:
         self.fleet = fleet
+        self._keys = keys
         self._events = events or Events()
         self.registry = CollectorRegistry()
         self.registry.register(LayaCollector(stats, fleet.statuses, lambda: fleet.budget().bytes, fleet.kv_tokens))
@@ -146,7 +148,8 @@ class Desk:
         """Which rule takes a request like this one, which engines could serve it, and which one would, and why."""
         await self.fleet.refresh()
         query = request.query_params
-        return reply(explain_live(self.fleet, dict(query), query.getlist("header")))
+        grants = {key.name: key.grant for key in self._keys.keys}
+        return reply(explain_live(self.fleet, dict(query), query.getlist("header"), grants))
 
     async def load(self, request: Request) -> Response:
         """`?anyway=true`: also a model that does not fit, under the ceiling of what is free."""

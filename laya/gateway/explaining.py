@@ -13,10 +13,11 @@ import msgspec
 from laya.errors import InvalidRequest
 from laya.gateway.fields import whole_number
 from laya.gateway.heads import PRIORITY, priority_of
+from laya.gateway.queueing import granted
 from laya.routing import Explanation, prefix_blocks
 from laya.routing.rules import RequestFacts, Rules
 from laya.routing.told import Told, tell
-from laya.types import EndpointKind
+from laya.types import EndpointKind, KeyGrant
 
 if TYPE_CHECKING:
     from laya.gateway.fleet import Fleet
@@ -25,19 +26,25 @@ PROMPT_TOKENS_MOST = 2**32 - 1
 BYTES_PER_TOKEN = 4  # of English text; a request is bounded by what is counted of it
 
 
-def explain_live(fleet: Fleet, query: Mapping[str, str], headers: Sequence[str]) -> Told:
-    """query: by the names of `openapi.py`; headers: `x-team: research`, each. Raises InvalidRequest, ModelNotFound."""
+def explain_live(
+    fleet: Fleet, query: Mapping[str, str], headers: Sequence[str], grants: Mapping[str, KeyGrant]
+) -> Told:
+    """query: by the names of `openapi.py`; headers: `x-team: research`, each; grants: by the names of keys.
+
+    Raises InvalidRequest, ModelNotFound.
+    """
     if not query.get("model"):
         raise InvalidRequest(f"'model' is missing. This server has: {fleet.names_text()}.", param="model")
     rules, prompt = Rules(fleet.config.routing), query.get("prompt", "")
     said = dict(_header(text) for text in headers)
+    priority = query.get("priority", said.get(PRIORITY))
     facts = RequestFacts(
         model=query["model"],
         kind=_kind(query.get("kind", "chat")),
         headers=said,
         key=query.get("key"),
         prompt_tokens=_count(query.get("prompt_tokens", str(len(prompt) // BYTES_PER_TOKEN))),
-        priority=priority_of(query.get("priority", said.get(PRIORITY))),
+        priority=granted(priority_of(priority) if priority is not None else None, grants.get(query.get("key", ""))),
         session=query.get("session"),
     )
     for name in rules.decide(facts).models:

@@ -44,10 +44,8 @@ def hot_kind(method: bytes, target: bytes) -> EndpointKind | None:
     return HOT_PATHS.get(path)
 
 
-def priority_of(said: str | None) -> Priority:
-    """The priority that a header names; without one "default". Raises InvalidRequest for a word that is none."""
-    if said is None:
-        return "default"
+def priority_of(said: str) -> Priority:
+    """The priority that a header names. Raises InvalidRequest for a word that is none."""
     if said not in PRIORITIES:
         known = " or ".join(PRIORITIES)
         raise InvalidRequest(f"'{PRIORITY}' is '{said[:40]}': expected {known}.", param=PRIORITY)

@@ -11,7 +11,7 @@ from laya.gateway.events import Event
 from laya.gateway.gauge import DeviceGauge
 from laya.gateway.reload_diff import Report
 from laya.store import Usage
-from laya.types import KeyRole, ModelStatus
+from laya.types import KeyRole, ModelStatus, Priority
 
 
 class Fault(TypedDict):
@@ -88,6 +88,8 @@ class ShownKey(TypedDict):
     max_concurrent: int | None
     requests_per_minute: int | None
     tokens_per_minute: int | None
+    priority: Priority | None
+    max_priority: Priority | None
     origin: Literal["config", "store"]
     created: str | None
     digest: str

@@ -23,13 +23,16 @@ YIELD_SHARES: dict[Priority, float] = {"system": 0.0, "interactive": 0.05, "defa
 
 
 def priority_for(exchange: Exchange) -> Priority:
-    """What it asked for, else its key's own, as far as the key may: what is more urgent counts as the most it may."""
+    """The priority that a request has."""
     key = exchange.key
-    if key is None:
-        return exchange.priority or "default"
-    grant = key.grant
-    wanted = exchange.priority or grant.priority or "default"
-    return max(wanted, most_urgent(grant), key=PRIORITIES.index)
+    return granted(exchange.priority, key.grant if key is not None else None)
+
+
+def granted(asked: Priority | None, grant: KeyGrant | None) -> Priority:
+    """What was asked for, else the key's own, as far as the key may: what is more urgent counts as the most it may."""
+    if grant is None:
+        return asked or "default"
+    return max(asked or grant.priority or "default", most_urgent(grant), key=PRIORITIES.index)
 
 
 def most_urgent(grant: KeyGrant) -> Priority:

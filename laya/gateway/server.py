@@ -153,7 +153,7 @@ class Gateway:
             model_of=self.fleet.model_of,
         )
         self.dispatcher.crash_error = self.guarding.crash_error
-        self.desk = Desk(self.fleet, self.stats, self.events)
+        self.desk = Desk(self.fleet, self.stats, self.keys, self.events)
         self.inner = Inner(self.dispatcher, self.limits)
         self.apis = Apis(config, self.inner, self.fleet, home / DATABASE)
         self.connection = self._connection()

@@ -68,6 +68,20 @@ def test_priority_is_that_of_the_option_or_the_header(
     assert "rule      rule 3: takes it" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("words", "rule"), [([], "bulk"), (["--priority", "interactive"], "rest")])
+def test_key_gives_its_own_priority(
+    config: Path, capsys: pytest.CaptureFixture[str], words: list[str], rule: str
+) -> None:
+    rules = "{name: bulk, model: x, priority: bulk, to: small}, {name: rest, model: x, to: qwen3-8b}"
+    config.write_text(
+        "models: {smollm2-135m: {aliases: [small]}, qwen3-8b: {}}\n"
+        f"routing: {{rules: [{rules}]}}\n"
+        f"server: {{api_keys: [{{name: batch, sha256: {'a' * 64}, priority: bulk}}]}}\n"
+    )
+    assert explain("--model", "x", "--key", "batch", "--config", str(config), *words) == 0
+    assert f"rule      {rule}: takes it" in capsys.readouterr().out
+
+
 def test_request_without_a_rule_goes_to_its_model(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert explain("--model", "qwen3-14b") == 0
     out = capsys.readouterr().out

@@ -17,6 +17,7 @@ from laya.routing.endpoint_twin import TRIP_AFTER
 
 from .fleet_world import World, in_world, plans_of
 from .front import Answer, Front, front, request
+from .keyed import get_as, grant, keep
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("in_world")]
 __all__ = ["in_world"]
@@ -58,6 +59,18 @@ async def test_rule_that_takes_a_request_is_named(tmp_path: Path) -> None:
         assert (told["rule"], told["models"]) == ("research", ["stub"])
         assert told["verdicts"] == [{"rule": "research", "misses": ""}]
         assert told["tried"][0]["why"] == "it is the only one"
+
+
+@pytest.mark.parametrize(("more", "rule"), [({}, "bulk"), ({"priority": "default"}, "bulk"), ({"key": "x"}, None)])
+async def test_key_gives_its_own_priority_and_bounds_it(
+    tmp_path: Path, more: dict[str, str], rule: str | None
+) -> None:
+    keep(tmp_path, grant("admin", role="admin"), grant("batch", max_priority="bulk"))
+    rules = {"rules": [{"name": "bulk", "model": "stub", "priority": "bulk", "to": "stub"}]}
+    async with front(tmp_path, routing=msgspec.convert(rules, RoutingConfig)) as gate:
+        query = urlencode({"model": "stub", "key": "batch"} | more)
+        answer = await gate.ask(get_as("admin", f"/admin/route/explain?{query}"))
+        assert answer.json["rule"] == rule
 
 
 @pytest.mark.parametrize(
