@@ -26,6 +26,7 @@ from laya.config.load import config_from
 from laya.config.places import config_path
 from laya.config.reference import SCHEMA_PATH, json_schema
 from laya.config.reference import example as example_text
+from laya.config.remote import Remote
 from laya.config.schema import Config
 from laya.engines.arguments import check_args
 from laya.errors import ConfigError, LayaError, ModelNotPulled
@@ -153,12 +154,23 @@ def _check_models(config: Config, document: Document | None) -> list[str]:
             kind_of(settings).find(settings, models_dir=Path(config.models_dir), home=home_path())
             if settings.program is not None and settings.program.memory_bytes is None:
                 warnings.append(f"{dotted(where)}: no memory is declared: its first run gets all that is free")
+            if settings.remote is not None:
+                warnings += _key_warning(settings.remote, where)
         except ModelNotPulled as error:
             warnings.append(f"{dotted(where)}: {error.message}")
         except LayaError as error:
             message = f"{dotted(where)}: {error.message}"
             raise (document.error(where, message) if document else ConfigError(message)) from None
     return warnings
+
+
+def _key_warning(remote: Remote, where: KeyPath) -> list[str]:
+    """What serves it may have another environment than this command, so it is no error here."""
+    try:
+        remote.key()
+    except ConfigError as error:
+        return [f"{dotted(where)}: {error.message}"]
+    return []
 
 
 def _read_key() -> str:

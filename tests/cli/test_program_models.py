@@ -55,7 +55,9 @@ def test_remote_takes_nothing_here_and_its_settings_are_checked(config: Path, la
     code, out = laya_plan("far", "--config", config)
     assert code == 0
     assert "a.example" in out
-    assert CliRunner().invoke(config_app, ["check", str(config)]).exit_code == 0
+    run = CliRunner().invoke(config_app, ["check", str(config)])
+    assert run.exit_code == 0
+    assert "models.far: the environment has no MY_KEY (key_env)" in run.output
 
 
 @pytest.mark.parametrize(
