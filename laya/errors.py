@@ -247,6 +247,10 @@ class LoopDetected(LayaError):
     code, http_status = "loop_detected", 508
 
 
+# What helps a program that Laya did not plan.
+PROGRAM_ADVICE = "Declare more with memory, or lower what the program takes by its own settings."
+
+
 class EngineOutOfMemory(EngineFailed):
     """An engine that asked for more than its limit while it was loading. 422: the same again would end the same."""
 

@@ -30,7 +30,7 @@ from laya.engines.launcher import StartSettings
 from laya.engines.launchers import launcher_for
 from laya.engines.log import EngineLog
 from laya.engines.progress import LoadProgress
-from laya.errors import EngineFailed, EngineOutOfMemory
+from laya.errors import PROGRAM_ADVICE, EngineFailed, EngineOutOfMemory
 from laya.types import EngineAddress
 
 logger = logging.getLogger(__name__)
@@ -243,7 +243,8 @@ class EngineProcess:
             task.cancel()
         reason = self._ended(child.exited.result())
         if self.limit_hit is not None:
-            raise EngineOutOfMemory(self.settings.engine_name, self.limit_hit.limit_bytes, self.limit_hit.peak_bytes)
+            hit, advice = self.limit_hit, "" if self.settings.planned.is_computed else PROGRAM_ADVICE
+            raise EngineOutOfMemory(self.settings.engine_name, hit.limit_bytes, hit.peak_bytes, advice=advice)
         if child.exited.result() >= 0:
             words = self._launcher.last_words(self.log) or self._gave_up or reason
             reason = f"{words} ({self._launcher.about()})"

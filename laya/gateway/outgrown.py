@@ -6,7 +6,7 @@ Knows names, plans and endings; loads nothing.
 from __future__ import annotations
 
 from laya.engines.hooks import Ending
-from laya.errors import EngineOutOfMemory
+from laya.errors import PROGRAM_ADVICE, EngineOutOfMemory
 from laya.memory import what_fits
 from laya.types import Plan
 
@@ -42,7 +42,8 @@ class Outgrown:
         if n_hits >= HITS_ENOUGH or not plan.fits:
             self._anyway.discard(name)
             flags = [suggestion.flags for suggestion in plan.suggestions]
-            self._refusals[name] = EngineOutOfMemory(name, hit.limit_bytes, hit.peak_bytes, flags, what_fits(plan))
+            advice = what_fits(plan) if plan.settings.is_computed else PROGRAM_ADVICE
+            self._refusals[name] = EngineOutOfMemory(name, hit.limit_bytes, hit.peak_bytes, flags, advice)
 
     def forgive(self, name: str) -> None:
         """A person asks for it: it is tried again."""

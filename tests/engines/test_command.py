@@ -178,7 +178,7 @@ def test_program_that_takes_more_than_its_ceiling_is_ended_by_it(make: Make, log
         assert "stopped at its memory limit of 96.0 MiB" in await process.wait_exit()
         assert process.limit_hit is not None and process.limit_hit.limit_bytes == 96 * MIB
         small = EngineProcess(make(ceiling_bytes=6 * MIB), log, ceilings=ceilings)
-        with pytest.raises(EngineOutOfMemory):
+        with pytest.raises(EngineOutOfMemory, match="Declare more with memory"):
             await small.start()
 
     if support.kind == "watched":
