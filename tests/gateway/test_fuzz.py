@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from laya.bench.fuzz import fuzz
+from laya.bench.fuzz import GROWTH_LIMIT_BYTES, fuzz, lasting_growth
 from laya.bench.fuzz_requests import case
+from laya.types import MIB
 
 from .front import front, request, until
 from .live import FULL
@@ -26,6 +27,12 @@ def test_no_malformed_request_brings_the_gateway_down() -> None:
     assert report["in_flight"] == report["unaccounted"] == 0
     assert sum(report["statuses"].values()) > 0
     assert report["passed"], report
+
+
+def test_memory_that_grows_in_each_part_is_a_leak_and_a_peak_that_is_reached_once_is_none() -> None:
+    peak, leak = (100, 120, 130, 140, 151, 151, 151, 152), (100, 102, 104, 106, 108, 110, 112, 114)
+    assert lasting_growth([mib * MIB for mib in peak]) == 2 * MIB < GROWTH_LIMIT_BYTES
+    assert lasting_growth([mib * MIB for mib in leak]) == 8 * MIB > GROWTH_LIMIT_BYTES
 
 
 def test_cases_are_the_same_for_the_same_seed() -> None:
