@@ -211,8 +211,8 @@ def _size_text(header: GgufHeader | None) -> str:
 
 
 def _expires(live: list[Endpoint]) -> str:
-    ttl_s = live[0].ttl_s
-    if ttl_s is None:
+    ttl_s, now = live[0].ttl_s, datetime.now(timezone.utc)
+    if ttl_s is None or ttl_s > (_NEVER - now).total_seconds():  # no calendar may have that day
         return _NEVER.isoformat()
     idle_s = time.monotonic() - max(each.last_used_s for each in live)
-    return (datetime.now(timezone.utc) + timedelta(seconds=max(0.0, ttl_s - idle_s))).isoformat()
+    return (now + timedelta(seconds=max(0.0, ttl_s - idle_s))).isoformat()

@@ -90,6 +90,14 @@ async def test_bound_can_be_taken_away_and_pinned_models_stay(tmp_path: Path) ->
         assert gate.endpoint.ttl_s is None
 
 
+@pytest.mark.parametrize("said", [1e300, "99999999999h"])
+async def test_time_beyond_every_calendar_is_told_as_for_ever(tmp_path: Path, said: Any) -> None:
+    async with front(tmp_path, hello) as gate:
+        assert (await gate.ask(request(CHAT | {"keep_alive": said}))).status == 200
+        answer = await gate.ask(request(None, "/api/ps", method="GET"))
+        assert answer.status == 200 and answer.json["models"][0]["expires_at"].startswith("9999-")
+
+
 def test_bound_is_an_hour_unless_said() -> None:
     assert ServerConfig().max_keep_alive == 3600
 
