@@ -21,13 +21,14 @@ pytestmark = pytest.mark.engine
 
 N_REQUESTS, CONNECTIONS = 1000, 64
 GOOD: dict[str, Any] = {"model": "smollm2", "prompt": "Hi", "max_tokens": 1}
+LONG = GOOD | {"stream": True, "max_tokens": 500, "ignore_eos": True}
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("whole", GOOD),
     ("streamed", GOOD | {"stream": True}),
     ("unknown model", GOOD | {"model": "no-such-model"}),
     ("bad value", GOOD | {"temperature": 9}),
     ("wrong shape", {"model": "smollm2", "prompt": {"a": 1}}),
-    ("left", GOOD | {"stream": True, "max_tokens": 500, "ignore_eos": True}),
+    ("left", LONG),
 ]
 WEIGHTS = (55, 15, 8, 7, 5, 10)
 
@@ -40,8 +41,8 @@ def busy(start_server: Callable[..., Any]) -> Iterator[Serving]:
     assert server.stop() == 0
 
 
-async def request(server: Serving, kind: str, body: dict[str, Any]) -> str:
-    """One request on a connection of its own; the status the client saw, or "left"."""
+async def request(server: Serving, kind: str, body: dict[str, Any], kill: Callable[[], None]) -> str:
+    """One request on a connection of its own; the status the client saw, or "left". "killed": its engine is, in its midst."""
     address = urlsplit(server.url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     data = json.dumps(body).encode()
@@ -53,24 +54,27 @@ async def request(server: Serving, kind: str, body: dict[str, Any]) -> str:
         await asyncio.sleep(random.uniform(0.0, 0.3))
         writer.transport.abort()
         return "left"
-    answer = await reader.read(-1)
+    answer = b""
+    if kind == "killed":
+        answer = await reader.readuntil(b"data: ")
+        kill()
+    answer += await reader.read(-1)
     writer.close()
     status = answer.split(b" ", 2)[1].decode()
     return "broken" if status == "200" and b'"error"' in answer else status
 
 
-async def thousand(server: Serving, at_half: Callable[[], None]) -> Counter[tuple[str, str]]:
+async def thousand(server: Serving, kill: Callable[[], None]) -> Counter[tuple[str, str]]:
     random.seed(4)
     kinds = random.choices(KINDS, WEIGHTS, k=N_REQUESTS)
+    kinds[N_REQUESTS // 2] = ("killed", LONG)
     places = asyncio.Semaphore(CONNECTIONS)
     seen: Counter[tuple[str, str]] = Counter()
 
     async def one(kind: str, body: dict[str, Any]) -> None:
         async with places:
-            status = await request(server, kind, body)
+            status = await request(server, kind, body, kill)
         seen[kind, status] += 1
-        if seen.total() == N_REQUESTS // 2:
-            at_half()
 
     await asyncio.gather(*(one(kind, body) for kind, body in kinds))
     return seen
@@ -78,7 +82,7 @@ async def thousand(server: Serving, at_half: Callable[[], None]) -> Counter[tupl
 
 def test_a_thousand_requests_have_a_thousand_outcomes(busy: Serving) -> None:
     pid = model_state(busy)["pid"]
-    seen = asyncio.run(thousand(busy, at_half=lambda: os.kill(pid, signal.SIGKILL)))
+    seen = asyncio.run(thousand(busy, kill=lambda: os.kill(pid, signal.SIGKILL)))
     until(lambda: is_idle(busy))
     assert seen.total() == N_REQUESTS
     by_status: Counter[str] = Counter()
@@ -92,7 +96,7 @@ def test_a_thousand_requests_have_a_thousand_outcomes(busy: Serving) -> None:
     assert state["arrivals"] == sum(outcomes.values()) == N_REQUESTS
     assert state["in_flight"] == 0
     assert outcomes["served"] >= by_status["200"]  # a client may leave an answer that was already whole
-    assert outcomes["failed"] > 0  # the engine was killed half-way
+    assert seen["killed", "broken"] == 1 and outcomes["failed"] > 0
     assert outcomes["refused"] > 0 < outcomes["cancelled"] <= by_status["left"]
     assert model_state(busy)["state"] == "ready"
     assert model_state(busy)["restarts"] == 1
