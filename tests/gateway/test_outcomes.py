@@ -42,7 +42,7 @@ def busy(start_server: Callable[..., Any]) -> Iterator[Serving]:
 
 
 async def request(server: Serving, kind: str, body: dict[str, Any], kill: Callable[[], None]) -> str:
-    """One request on a connection of its own; the status the client saw, or "left". "killed": its engine is, in its midst."""
+    """One request on a connection of its own; the status the client saw, or "left". "killed": so is its engine."""
     address = urlsplit(server.url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     data = json.dumps(body).encode()
