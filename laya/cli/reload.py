@@ -23,7 +23,7 @@ def reload(
     for line in lines:
         print(printable(line))
     if not report["has_changes"]:
-        print("nothing changed")
+        print("nothing changed: what the file says is in force")  # also where the server watches it, and was first
     elif dry_run:
         print("nothing was changed: this was a dry run")
     for each in report["needs_server_restart"]:
