@@ -90,7 +90,7 @@ class Retries:
         if index < 0:
             return False
         other = fleet.endpoints[index]
-        if not self._suits(exchange, parsed, other, name) or not _counts_there(exchange, endpoint, other):
+        if not self._suits(exchange, parsed, other, name) or not counts_there(exchange, endpoint, other):
             fleet.health.give_back(other, exchange.routed_seqs, exchange.routed_tokens)
             return False
         if exchange.has_default_length:
@@ -147,8 +147,10 @@ class Retries:
             exchange.fail(error)
 
 
-def _counts_there(exchange: Exchange, endpoint: Endpoint, other: Endpoint) -> bool:
+def counts_there(exchange: Exchange, endpoint: Endpoint, other: Endpoint) -> bool:
     """Count it against the limits of the other model, no longer against its own's; False where they refuse it."""
+    if other.use is endpoint.use:  # an engine of the same model, or neither has limits
+        return True
     if other.use is not None:
         try:
             other.use.begin(exchange)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -13,7 +14,8 @@ from hypothesis import given
 
 from laya.config.model_limits import ModelLimits
 from laya.gateway.account import Key
-from laya.gateway.metering import MINUTE_S, Bucket
+from laya.gateway.metering import MINUTE_S, Bucket, Metered
+from laya.gateway.retry import counts_there
 
 from .front import CHAT, Answer, Front, front, request, until
 from .keyed import chat_as, get_as, grant, keep, secret
@@ -299,6 +301,28 @@ async def test_model_has_limits_that_all_keys_share(tmp_path: Path, asked: str, 
         assert used == 2 or 18 <= used <= 22  # 11 tokens of each answer
         await gateway.settled()
         assert gateway.endpoint.use is not None and gateway.endpoint.use.n_running == 0
+
+
+class Moved:
+    """As much of a request as is counted."""
+
+    arrived_s = 0.0
+    charged_tokens = 0
+
+
+async def test_request_that_moves_counts_once_against_the_limits_of_the_model_that_serves_it(tmp_path: Path) -> None:
+    async with front(tmp_path, model={"replicas": 2, "limits": ModelLimits(max_concurrent=1)}) as gateway:
+        first, second = gateway.gateway.fleet.replicas(gateway.endpoint)
+        other: Any = SimpleNamespace(use=Metered())
+        other.use.limit("The model 'other'", ModelLimits(max_concurrent=1))
+        asked: Any = Moved()
+        another: Any = Moved()
+        assert first.use is second.use is not None
+        first.use.begin(asked)
+        assert counts_there(asked, first, second) and first.use.n_running == 1
+        assert counts_there(asked, second, other) and (first.use.n_running, other.use.n_running) == (0, 1)
+        first.use.begin(asked)
+        assert not counts_there(another, first, other) and other.use.n_running == 1
 
 
 async def test_so_many_of_a_model_at_once_until_a_reload_lets_in_more(tmp_path: Path) -> None:
