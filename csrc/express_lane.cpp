@@ -14,6 +14,7 @@ namespace laya {
 namespace {
 
 constexpr std::size_t READ_BYTES = 80 * 1024;
+
 bool is_same(std::string_view said, const std::string& known, bool has_known) noexcept {
     return (said.data() != nullptr) == has_known && said == known;
 }

@@ -199,7 +199,7 @@ class InnerExchange(Exchange):
             self.write(data)
         self.finish(outcome)
 
-    break_off = end
+    break_off = end  # its framing is the outer answer's, which `broken` cuts
 
     def fail(self, error: LayaError) -> None:
         if self.outcome is None:
