@@ -1,4 +1,5 @@
-"""Owns: what the owner of a running server does to it: reload, drain, usage; and the routes of that.
+"""Owns: what the owner of a running server does to it: reload, drain, usage; and the routes of that. What is noted of
+requests that have ended (usage, log, traces), and which short ways requests may take beside it.
 
 Knows the gateway's parts by what it is given; the work is in the modules of the same names.
 """
