@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from laya.errors import EngineCrashed, LayaError
+from laya.errors import EngineCrashed, EngineFailed, LayaError
 from laya.gateway.assemble import Assembler, UsageSum, encode
 from laya.gateway.body import ChatHead, CompletionHead, ParsedBody
 from laya.gateway.engine_errors import engine_error, model_of, remote_error
@@ -75,9 +75,11 @@ class Relay:
         else:
             body = b"".join(self._error_parts)
             if self.exchange.is_remote:
-                if self._status < 500:  # it did nothing for it: no work is done twice where another takes it
+                error = remote_error(self._status, self._error_headers, body, self.exchange)
+                if self._status < 500 and isinstance(error, EngineFailed):
+                    # it did nothing for it: no work is done twice where another takes it
                     self.exchange.dispatcher.retries.turned_away(self.exchange)
-                self.exchange.fail(remote_error(self._status, self._error_headers, body, self.exchange))
+                self.exchange.fail(error)
             else:
                 self.exchange.fail(engine_error(self._status, body, self.exchange))
 

@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
             passed = {"x-request-id": self.headers["x-request-id"]}
             answer = httpx.post(other.forward_to + "/chat/completions", json=body, headers=passed, trust_env=False)
             self._reply(answer.json(), answer.status_code)
-        elif other.mode in ("500", "401"):
+        elif other.mode in ("500", "401", "400"):
             self._reply({"error": {"message": "its own trouble"}}, int(other.mode))
         elif other.mode == "429":
             self._reply({"error": {"message": "too many"}}, 429, {"retry-after": "17"})

@@ -164,6 +164,15 @@ def test_what_one_address_fails_another_serves(others: Others, client: openai.Op
         assert client.chat.completions.create(model="two", messages=USER).choices[0].message.content == "from afar"
 
 
+def test_wrong_requests_are_the_clients_and_leave_the_address_in_use(others: Others, client: openai.OpenAI) -> None:
+    others.tls.mode = "400"
+    for _ in range(8):
+        with pytest.raises(openai.BadRequestError, match="its own trouble"):
+            client.chat.completions.create(model="safe", messages=USER)
+    others.tls.mode = ""
+    assert client.chat.completions.create(model="safe", messages=USER).model == "safe"
+
+
 @pytest.mark.parametrize("mode", ["drop", "stall"])
 def test_stream_that_breaks_off_ends_with_an_error_and_is_not_begun_again(
     others: Others, client: openai.OpenAI, mode: str
