@@ -73,10 +73,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def read_document(path: Path, environ: Mapping[str, str]) -> Document:
-    """The YAML file at `path`. Raises ConfigError naming the file, the line and what is wrong there."""
+def read_document(path: Path, environ: Mapping[str, str] | None) -> Document:
+    """The YAML file at `path`. Raises ConfigError naming the file, the line and what is wrong there.
+
+    environ: None leaves `${...}` as it is: the file is another program's.
+    """
     name = str(path)
-    text = _read_text(path, name)
+    text = read_text(path, hint="" if environ is None else f"; `laya config example > {name}` writes one")
     loader = yaml.SafeLoader("")
     try:
         loader = yaml.SafeLoader(text)
@@ -100,12 +103,14 @@ def read_document(path: Path, environ: Mapping[str, str]) -> Document:
     return Document(data, name, path.parent.absolute(), reader.lines, reader.written)
 
 
-def _read_text(path: Path, name: str) -> str:
+def read_text(path: Path, *, hint: str = "") -> str:
+    """The whole of a file of settings. Raises ConfigError for what is not there (with the hint), is no text or huge."""
+    name = str(path)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{name}: no such file; `laya config example > {name}` writes one") from None
+        raise ConfigError(f"{name}: no such file{hint}") from None
     except OSError as error:
         raise ConfigError(f"{name}: {error.strerror}") from None
     if len(content) > MAX_FILE_BYTES:
@@ -118,7 +123,7 @@ def _read_text(path: Path, name: str) -> str:
 
 
 class _NodeReader:
-    def __init__(self, name: str, loader: yaml.SafeLoader, environ: Mapping[str, str]) -> None:
+    def __init__(self, name: str, loader: yaml.SafeLoader, environ: Mapping[str, str] | None) -> None:
         self.lines: dict[KeyPath, int] = {}
         self.written: dict[KeyPath, str] = {}
         self._name = name
@@ -169,8 +174,9 @@ class _NodeReader:
         return merged
 
     def _read_scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
-        if isinstance(node.value, str) and "${" in node.value:
-            filled = _VARIABLE.sub(lambda match: self._variable(match, node, path), node.value)
+        environ = self._environ
+        if environ is not None and isinstance(node.value, str) and "${" in node.value:
+            filled = _VARIABLE.sub(lambda match: self._variable(match, node, path, environ), node.value)
             self.written[path] = node.value
             # Unquoted, the text of a variable has the type it would have had in the file: a port stays a number.
             resolved: str = self._loader.resolve(yaml.ScalarNode, filled, (True, False))  # type: ignore[no-untyped-call]
@@ -180,7 +186,7 @@ class _NodeReader:
         except ValueError:  # e.g. a date with month 13, which the resolver took for a date
             raise self._error(node, f"{node.value} cannot be read: write it in quotes") from None
 
-    def _variable(self, match: re.Match[str], node: yaml.Node, path: KeyPath) -> str:
+    def _variable(self, match: re.Match[str], node: yaml.Node, path: KeyPath, environ: Mapping[str, str]) -> str:
         whole, name = match.group(0), match.group(2)
         if whole.startswith("$$"):
             return whole[1:]
@@ -188,9 +194,9 @@ class _NodeReader:
             if not _FILLED_LATER.isdisjoint(path[2:]):
                 return whole
             raise self._error(node, f"{whole} is not filled in: write ${{env.{name}}}, or $${{{name}}} to keep it")
-        if name not in self._environ:
+        if name not in environ:
             raise self._error(node, f"{whole}: the environment has no {name}")
-        return self._environ[name]
+        return environ[name]
 
     def _error(self, node: yaml.Node, message: str) -> ConfigError:
         return ConfigError(f"{self._name}:{node.start_mark.line + 1}: {message}")

@@ -52,7 +52,6 @@ def _negated(target: str) -> Callable[[Any, Siblings], str]:
 _LLAMACPP, _OLLAMA, _VLLM, _SWAP, _LITELLM = "llama.cpp", "Ollama", "vLLM", "llama-swap", "LiteLLM"
 _LOCALAI = "LocalAI"
 _PLANNED = "nothing: the plan decides it"
-_PER_MODEL = "a name under `models:`, with `source:` saying where it is"
 
 IN_MODEL: dict[str, Foreign] = {
     "ctx_size": Foreign(_LLAMACPP, _context_over_slots),
@@ -108,13 +107,13 @@ IN_MODEL: dict[str, Foreign] = {
     "hf_repo": Foreign(_LLAMACPP, lambda value, _: f"source: hf://{value}"),
     "alias": Foreign(_LLAMACPP, lambda value, _: f"aliases: [{value}]"),
     "served_model_name": Foreign(_VLLM, lambda value, _: f"aliases: [{value}]"),
-    "cmd": Foreign(_SWAP, _said("source: FILE (the engine is started for you; engine_path and args change how)")),
+    "cmd": Foreign(_SWAP, _said("source: FILE, or engine: command; `laya import llama-swap FILE` makes either")),
     "setparams": Foreign(_SWAP, _said("defaults: (sampling values)")),
     "filters": Foreign(_SWAP, _said("defaults: (sampling values)")),
 }
 
 TOP_LEVEL: dict[str, Foreign] = {
-    "model_list": Foreign(_LITELLM, _said(f"each `model_name` becomes {_PER_MODEL}")),
+    "model_list": Foreign(_LITELLM, _said("models and their addresses: `laya import litellm FILE` makes them")),
     "litellm_settings": Foreign(_LITELLM, _said("settings of models stand at the top level or under `models:`")),
     "router_settings": Foreign(_LITELLM, _said("nothing: requests go to the least loaded engine")),
     "general_settings": Foreign(_LITELLM, _said("server: {api_keys: [...]} for its master_key")),
@@ -125,7 +124,7 @@ TOP_LEVEL: dict[str, Foreign] = {
     "groups": Foreign(_SWAP, _said("nothing: what fits in memory together runs together")),
     "matrix": Foreign(_SWAP, _said("nothing: what fits in memory together runs together")),
     "hooks": Foreign(_SWAP, _said("preload: true on the models to load at start")),
-    "peers": Foreign(_SWAP, _said("nothing: remote endpoints are not served yet")),
+    "peers": Foreign(_SWAP, _said("models with engine: remote; `laya import llama-swap FILE` makes them")),
     "max_loaded_models": Foreign(_OLLAMA, _said("memory: {budget: 80%} (models are counted by bytes)")),
     "max_active_backends": Foreign(_LOCALAI, _said("memory: {budget: 80%} (models are counted by bytes)")),
     "vram_budget": Foreign(_LOCALAI, _renamed("memory.budget")),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from laya.models.card import ModelCard, show
 from laya.models.catalogue import CatalogueEntry, Shape, default_model, entries
+from laya.models.found import OllamaEntry, ollama_entries
 from laya.models.library import (
     Library,
     available,
@@ -24,6 +25,7 @@ __all__ = [
     "Library",
     "ModelCard",
     "Offer",
+    "OllamaEntry",
     "Progress",
     "RemoteModel",
     "Shape",
@@ -33,6 +35,7 @@ __all__ = [
     "home_path",
     "is_config_alone",
     "is_remote",
+    "ollama_entries",
     "open_remote",
     "pull",
     "remove",

@@ -16,7 +16,6 @@ import msgspec
 from laya.models.files import gguf_model, hf_model, is_hf_folder, is_weights_file, model_stem
 from laya.types import ModelFile
 
-_OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -57,34 +56,50 @@ def _huggingface_folders() -> list[Path]:
     return [_env_path("HF_HUB_CACHE") or home / "hub"]
 
 
-def _ollama_models(store: Path) -> Iterator[ModelFile]:
+class OllamaEntry(msgspec.Struct, frozen=True):
+    """A model of an Ollama store, by the names Ollama has for it, and the blobs it is made of."""
+
+    id: str  # llama3.2:latest
+    aliases: tuple[str, ...]
+    blobs: tuple[tuple[str, Path], ...]  # (media type, file), those that are there
+
+    def files(self, kind: str) -> list[Path]:
+        """Of a kind: model, params, template, system, adapter, projector."""
+        return [path for media_type, path in self.blobs if media_type == f"application/vnd.ollama.image.{kind}"]
+
+
+def ollama_entries(store: Path) -> Iterator[OllamaEntry]:
+    """Every manifest of a store; one that cannot be read is passed over."""
     manifests = store / "manifests"
     for path in _files_below(manifests, "*"):
         parts = path.relative_to(manifests).parts
         if len(parts) < 3:
             continue  # host / namespace... / model / tag; anything shorter is not Ollama's
-        blob = _ollama_blob(store, path)
-        if blob is None:
-            continue
         prefix = () if parts[0] == "registry.ollama.ai" else parts[:1]
         space = () if parts[1] == "library" and not prefix else parts[1:-2]
-        name = "ollama/" + "/".join((*prefix, *space, parts[-2]))
+        name = "/".join((*prefix, *space, parts[-2]))
         aliases = (name,) if parts[-1] == "latest" else ()
-        yield gguf_model(blob, origin="ollama", id=f"{name}:{parts[-1]}", aliases=aliases)
+        yield OllamaEntry(f"{name}:{parts[-1]}", aliases, tuple(_ollama_blobs(store, path)))
 
 
-def _ollama_blob(store: Path, manifest: Path) -> Path | None:
-    """The weights file of an Ollama manifest, or None for a cloud model, another format or a damaged file."""
+def _ollama_models(store: Path) -> Iterator[ModelFile]:
+    for entry in ollama_entries(store):
+        for blob in entry.files("model")[:1]:  # none: a cloud model, another format or a damaged file
+            aliases = tuple(f"ollama/{alias}" for alias in entry.aliases)
+            yield gguf_model(blob, origin="ollama", id=f"ollama/{entry.id}", aliases=aliases)
+
+
+def _ollama_blobs(store: Path, manifest: Path) -> Iterator[tuple[str, Path]]:
     try:
         layers = msgspec.json.decode(manifest.read_bytes(), type=_OllamaManifest).layers
     except (OSError, msgspec.DecodeError):
-        return None
+        return
     for layer in layers:
         # the digest comes from a file anyone could have written: only a digest may become part of a path
-        if layer.media_type == _OLLAMA_MODEL and _DIGEST.fullmatch(layer.digest):
+        if _DIGEST.fullmatch(layer.digest):
             blob = store / "blobs" / layer.digest.replace(":", "-")
-            return blob if blob.is_file() else None
-    return None
+            if blob.is_file():
+                yield layer.media_type, blob
 
 
 def _lmstudio_models(store: Path) -> Iterator[ModelFile]:
