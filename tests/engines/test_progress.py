@@ -73,7 +73,7 @@ def test_percent_rises_with_the_bytes_and_stops_short_of_ready(
         try:
             for share in (0, 0.4, 0.8, 1):
                 loader.load(int(N_BYTES * share))
-                for _ in range(100):  # until it has looked
+                for _ in range(2000):  # until it has looked, at most 10 s
                     await asyncio.sleep(0.005)
                     if (progress.percent or 0) >= int(99 * share / n_parts) - 1:
                         break
