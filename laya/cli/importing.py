@@ -72,55 +72,59 @@ def text_of(draft: Draft, origin: str) -> str:
 
 def _give(draft: Draft, origin: str, out: Path | None, force: bool) -> None:
     text = text_of(draft, origin)
-    if out is not None and out.exists() and not force:
-        raise ConfigError(f"{out} is there already: --force replaces it, --out names another file", param="--out")
-    folder = out.parent if out is not None else Path(tempfile.gettempdir())
-    try:
-        part = _written(text, folder)
-    except OSError as error:
-        raise LayaError(f"{folder}: cannot be written to ({error.strerror}).") from None
-    try:
-        for line in (*draft.told, *_verdict(part)):
-            print(printable(line), file=sys.stderr)
-        if out is None:
-            print(text, end="")
-            return
-        _move(part, out, force)
-        print(f"wrote {printable(str(out))}: {_count(len(draft.config.get('models', {})), 'model')}", file=sys.stderr)
-    finally:
-        part.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as elsewhere:
+        target = Path(elsewhere, "config.yaml") if out is None else out.resolve()
+        if target.exists() and not force:
+            raise _there_already(out)
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            _write(part, text)
+            for line in (*draft.told, *_verdict(part, "config.yaml" if out is None else str(out))):
+                print(printable(line), file=sys.stderr)
+            if out is not None:
+                _move(part, target, force)
+        except FileExistsError:
+            raise _there_already(out) from None
+        except OSError as error:
+            raise LayaError(f"{target}: cannot be written ({error.strerror}).") from None
+        finally:
+            part.unlink(missing_ok=True)
+    if out is None:
+        print(text, end="")
+    else:
+        n_models = len(draft.config.get("models", {}))
+        print(f"wrote {printable(str(out))}: {n_models} model{'' if n_models == 1 else 's'}", file=sys.stderr)
 
 
-def _written(text: str, folder: Path) -> Path:
+def _there_already(out: Path | None) -> ConfigError:
+    return ConfigError(f"{out} is there already: --force replaces it, --out names another file", param="--out")
+
+
+def _write(part: Path, text: str) -> None:
     """Beside where it will be, so that a rename is all that is left to do."""
-    descriptor, name = tempfile.mkstemp(prefix=".laya-import-", suffix=".yaml", dir=folder)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+    with part.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    return Path(name)
 
 
-def _move(part: Path, out: Path, force: bool) -> None:
-    try:
-        if force:
-            part.replace(out)
-        else:
-            os.link(part, out)  # unlike a rename, it never takes the place of a file that came meanwhile
-    except FileExistsError:
-        raise ConfigError(f"{out} is there already: --force replaces it", param="--out") from None
-    except OSError as error:
-        raise LayaError(f"{out}: cannot be written ({error.strerror}).") from None
+def _move(part: Path, target: Path, force: bool) -> None:
+    """Raises FileExistsError for a file that came meanwhile, which a rename would replace."""
+    if not force:
+        try:
+            os.link(part, target)
+            return
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            target.open("x").close()
+    part.replace(target)
 
 
-def _verdict(part: Path) -> list[str]:
+def _verdict(part: Path, name: str) -> list[str]:
     """What `laya config check` says of it."""
     try:
         _, _, warnings = checked(part)
     except ConfigError as error:
-        return [f"to do: {error.message.replace(f'{part}', 'config.yaml')}"]
+        return [f"to do: {error.message.replace(str(part), name)}"]
     return [f"warning: {warning}" for warning in warnings]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

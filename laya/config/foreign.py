@@ -113,7 +113,7 @@ IN_MODEL: dict[str, Foreign] = {
 }
 
 TOP_LEVEL: dict[str, Foreign] = {
-    "model_list": Foreign(_LITELLM, _said("models and their addresses: `laya import litellm FILE` makes them")),
+    "model_list": Foreign(_LITELLM, _said("models under `models`; `laya import litellm FILE` makes them")),
     "litellm_settings": Foreign(_LITELLM, _said("settings of models stand at the top level or under `models:`")),
     "router_settings": Foreign(_LITELLM, _said("nothing: requests go to the least loaded engine")),
     "general_settings": Foreign(_LITELLM, _said("server: {api_keys: [...]} for its master_key")),

@@ -154,8 +154,11 @@ def test_files_are_written_whole_and_never_over_another(tmp_path: Path) -> None:
     assert "--force replaces it" in refusal("llama-swap", "config.yaml", "--out", "out.yaml")
     assert Path("out.yaml").read_text() == "mine"
     assert "--force replaces it" in refusal("llama-swap", "config.yaml", "--out", "config.yaml")
-    assert runner.invoke(import_app, ["llama-swap", "config.yaml", "-o", "out.yaml", "--force"]).exit_code == 0
+    Path("link.yaml").symlink_to("out.yaml")
+    assert runner.invoke(import_app, ["llama-swap", "config.yaml", "-o", "link.yaml", "--force"]).exit_code == 0
     assert "source:" in Path("out.yaml").read_text()
+    assert Path("link.yaml").is_symlink()
+    Path("link.yaml").unlink()
     assert "nowhere" in refusal("llama-swap", "config.yaml", "--out", "nowhere/out.yaml")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "big.gguf",

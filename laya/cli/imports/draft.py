@@ -138,6 +138,12 @@ def expect(document: Document, path: KeyPath, value: Any, kind: type, words: str
     return value
 
 
+def expect_names(document: Document, path: KeyPath, value: Any) -> list[str]:
+    """A list of names, nothing standing for none. Raises ConfigError naming the first that is none."""
+    found = expect(document, path, [] if value is None else value, list, "a list of names")
+    return [expect(document, (*path, index), name, str, "a name") for index, name in enumerate(found)]
+
+
 def _nested(name: str, value: Any) -> dict[str, Any]:
     head, _, rest = name.partition(".")
     return {head: _nested(rest, value) if rest else value}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from laya.cli.imports.draft import Draft, expect
+from laya.cli.imports.draft import Draft, expect, expect_names
 from laya.config.document import KeyPath
 
 _BREAKER = "a breaker of each engine decides it"
@@ -66,7 +66,7 @@ def _strategy(draft: Draft, strategy: Any) -> None:
     if strategy is None:
         return
     path: KeyPath = ("router_settings", "routing_strategy")
-    if strategy in _POLICIES:
+    if isinstance(strategy, str) and strategy in _POLICIES:
         draft.setting(path, draft.config, "policy", _POLICIES[strategy])
         weighted = [name for name, entry in draft.models.items() if entry.pop("weight", None) is not None]
         if weighted:
@@ -83,6 +83,7 @@ def _aliases(draft: Draft, router: dict[str, Any], groups: dict[str, list[str]])
         draft.document, path, router.pop("model_group_alias", None) or {}, dict, "names"
     ).items():
         group = target.get("model") if isinstance(target, dict) else target
+        group = expect(draft.document, (*path, alias), group, str, "the name of a model")
         if group not in groups:
             draft.skip((*path, alias), f"{group} is no model of the configuration")
         elif alias in groups:
@@ -135,10 +136,10 @@ def _known(
 ) -> list[str]:
     owners = {alias: group for group, names in aliases.items() for alias in names}
     known: list[str] = []
-    for target in expect(draft.document, path, targets, list, "a list of models"):
-        group = owners.get(target, target) if isinstance(target, str) else None
+    for target in expect_names(draft.document, path, targets):
+        group = owners.get(target, target)
         if group in groups:
-            known.append(str(group))
+            known.append(group)
         else:
-            draft.skip(path, f"{target if isinstance(target, str) else 'an entry'} is no model of the configuration")
+            draft.skip(path, f"{target} is no model of the configuration")
     return known

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from laya.cli.imports.command import program_cmd, split_words, without_comments
-from laya.cli.imports.draft import Draft, expect, is_secret_name, literal, variable_of
+from laya.cli.imports.draft import Draft, expect, expect_names, is_secret_name, literal, variable_of
 from laya.cli.imports.llama_server import filler, is_llama_server, model_of
 from laya.config.document import KeyPath, dotted, read_document
 from laya.config.settings import SamplingDefaults
@@ -181,16 +181,16 @@ def _filled(draft: Draft, path: KeyPath, text: str, macros: dict[str, str]) -> s
     raise draft.document.error(path, f"{dotted(path)}: its macros hold themselves, or are more than {MAX_TEXT} bytes")
 
 
-def _timeouts(draft: Draft, path: KeyPath, section: dict[str, Any], made: dict[str, Any], *, far: bool = False) -> None:
-    rest = dict(section)
+def _timeouts(draft: Draft, path: KeyPath, section: Any, made: dict[str, Any], *, far: bool = False) -> None:
+    rest = dict(expect(draft.document, path, section, dict, "keys with values"))
     for name, key in (("responseHeader", "progress_timeout_s"), *([("connect", "connect_timeout_s")] if far else [])):
         if value := rest.pop(name, None):
             made[key] = expect(draft.document, (*path, name), value, int, "whole seconds")
     draft.skip_known(path, rest, _TIMEOUTS, PROGRAM)
 
 
-def _filters(draft: Draft, path: KeyPath, section: dict[str, Any], made: dict[str, Any]) -> None:
-    rest = dict(section)
+def _filters(draft: Draft, path: KeyPath, section: Any, made: dict[str, Any]) -> None:
+    rest = dict(expect(draft.document, path, section, dict, "keys with values"))
     params = expect(draft.document, (*path, "setParams"), rest.pop("setParams", None) or {}, dict, "keys with values")
     for name, value in params.items():
         where = (*path, "setParams", name)
@@ -218,12 +218,11 @@ def _peer(draft: Draft, path: KeyPath, peer: dict[str, Any]) -> None:
     _filters(draft, (*path, "filters"), peer.pop("filters", None) or {}, made)
     if key := peer.pop("apiKey", None):
         draft.remote_key((*path, "apiKey"), made, str(path[-1]), variable_of(str(key)))
-    names = expect(document, (*path, "models"), peer.pop("models", None), list, "a list of models")
-    for index, name in enumerate(names):
+    for index, name in enumerate(expect_names(document, (*path, "models"), peer.pop("models", None))):
         if name in draft.models:
             draft.skip((*path, "models", index), f"{name} is a name already")
         else:
-            draft.models[str(name)] = dict(made)
+            draft.models[name] = dict(made)
     draft.skip_known(path, peer, {}, PROGRAM, ("proxy", "apiKey", "models", "filters", "timeouts"))
 
 
@@ -232,11 +231,11 @@ def _preload(draft: Draft, hooks: dict[str, Any]) -> None:
     actions = dict(
         expect(draft.document, ("hooks", "on_startup"), start.pop("on_startup", None) or {}, dict, "actions")
     )
-    names = actions.pop("preload", None) or []
-    for index, name in enumerate(expect(draft.document, ("hooks", "on_startup", "preload"), names, list, "a list")):
-        owner = _owner(draft, str(name))
+    where: KeyPath = ("hooks", "on_startup", "preload")
+    for index, name in enumerate(expect_names(draft.document, where, actions.pop("preload", None))):
+        owner = _owner(draft, name)
         if owner is None:
-            draft.skip(("hooks", "on_startup", "preload", index), f"{name} is no model of the configuration")
+            draft.skip((*where, index), f"{name} is no model of the configuration")
         else:
             draft.models[owner]["preload"] = True
     draft.skip_known(("hooks", "on_startup"), actions, {}, PROGRAM)
@@ -247,8 +246,8 @@ def _groups(draft: Draft, groups: dict[str, Any]) -> None:
     """Of a group Laya knows one thing: that nobody unloads its members."""
     for name, group in expect(draft.document, ("groups",), groups, dict, "names of groups").items():
         if isinstance(group, dict) and group.get("persistent") is True:
-            for member in group.get("members") or []:
-                if (owner := _owner(draft, str(member))) is not None:
+            for member in expect_names(draft.document, ("groups", name, "members"), group.get("members")):
+                if (owner := _owner(draft, member)) is not None:
                     draft.models[owner]["pinned"] = True
             draft.note(("groups", name, "persistent"), "pinned: true on its members")
 
