@@ -30,6 +30,7 @@ model_list:
     litellm_params: {{model: hosted_vllm/zephyr-7b, api_base: http://10.0.0.6:8001/v1, rpm: 60}}
   - model_name: zephyr
     litellm_params: {{model: groq/zephyr, api_key: {SECRET}, timeout: 30, temperature: 0.2, tempreature: 1}}
+    rpm: os.environ/RPM
     tpm: 20000
   - model_name: small
     litellm_params:
@@ -128,6 +129,7 @@ def test_what_is_not_taken_over_is_told_and_no_secret_is_kept() -> None:
     assert "Laya has no image_generation" in made.about("model_list pictures")
     assert "each model is named" in made.about("model_list *")
     assert "claude is no model" in made.about("litellm_settings.fallbacks.0.zephyr")
+    assert "limits.requests_per_minute takes a whole number" in made.about("model_list zephyr rpm")
     assert "nobody is no model" in made.about("router_settings.model_group_alias.other")
     assert "min_prompt_tokens" in made.about("litellm_settings.context_window_fallbacks")
     assert "<= 2, got 7" in made.about("model_list.5.litellm_params.temperature")

@@ -59,6 +59,11 @@ models:
     checkEndpoint: /ready
     env: ["FAST=1", "HF_TOKEN=hf_0123456789abc"]
     timeouts: {{connect: 30, responseHeader: 60}}
+  "cramped":
+    cmd: llama-server --port ${{PORT}} -m big.gguf -c 60 -np 4 -hft {SECRET}
+  "elsewhere":
+    proxy: http://me:{SECRET}@127.0.0.1:9000
+    cmd: python serve.py --port 9000
   "fixed":
     cmd: python serve.py
 groups:
@@ -74,6 +79,9 @@ peers:
     proxy: http://192.168.1.23/
     apiKey: {SECRET}
     models: [model_a]
+  leaky:
+    proxy: https://me:{SECRET}@host
+    models: [model_b]
 """
 
 
@@ -119,7 +127,8 @@ def test_example_becomes_models_of_three_engines() -> None:
         "engine": "remote", "url": "https://openrouter.ai/api/v1", "key_env": "ROUTER_KEY", "connect_timeout_s": 5,
     }  # fmt: skip
     assert models["model_a"] == {"engine": "remote", "url": "http://192.168.1.23/v1", "key_env": "PLAIN_API_KEY"}
-    assert "fixed" not in models
+    assert models["cramped"] == {"source": f"{here}/big.gguf", "max_num_seqs": 4}
+    assert {"fixed", "elsewhere", "model_b"}.isdisjoint(models)
 
 
 def test_what_is_not_taken_over_is_told_by_key_and_line_and_no_secret_is_kept() -> None:
@@ -132,6 +141,9 @@ def test_what_is_not_taken_over_is_told_by_key_and_line_and_no_secret_is_kept() 
     assert made.about("models.big.env CUDA_VISIBLE_DEVICES").endswith("set: gpus)")
     assert "cmd names no ${PORT}" in made.about("models.fixed")
     assert "HF_TOKEN: ${env.HF_TOKEN}" in made.about("models.docker.env HF_TOKEN")
+    assert "-c 60 for 4 slots" in made.about("models.cramped.cmd -c")
+    for key in ("models.elsewhere", "peers.leaky.proxy"):
+        assert "no query, no user and no password" in made.about(key)
     assert "PLAIN_API_KEY" in made.about("peers.plain.apiKey")
     assert "llama is no model" in made.about("hooks.on_startup.preload.1")
     assert "pinned" in made.about("groups.forever.persistent")

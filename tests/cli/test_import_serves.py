@@ -40,9 +40,13 @@ model_list:
     litellm_params: {{model: openai/their-model, api_base: {url}, api_key: os.environ/FAR_KEY}}
   - model_name: gone
     litellm_params: {{model: openai/their-model, api_base: http://127.0.0.1:9/v1, api_key: os.environ/FAR_KEY}}
+  - model_name: pair
+    litellm_params: {{model: openai/their-model, api_base: {url}, api_key: os.environ/FAR_KEY, top_p: 0.9}}
+  - model_name: pair
+    litellm_params: {{model: openai/their-model, api_base: http://127.0.0.1:9/v1, api_key: os.environ/FAR_KEY}}
 router_settings:
-  fallbacks: [{{gone: [far]}}]
-  model_group_alias: {{gpt-4: far}}
+  fallbacks: [{{gone: [far]}}, {{pair: [far]}}]
+  model_group_alias: {{gpt-4: pair, gpt-5: far}}
 """
 
 
@@ -107,9 +111,10 @@ def test_litellm_import_serves(client: Any, tmp_path: Path, monkeypatch: pytest.
         file = tmp_path / "lite.yaml"
         file.write_text(LITELLM.format(url=other.url))
         http = client(configuration("litellm", str(file)))
-        for name in ("far", "gpt-4", "gone"):
+        names = ("far", "gpt-4", "gpt-5", "gone", "pair")
+        for name in names:
             assert answer(http, name).choices[0].message.content == "from afar", name
-        assert [body["model"] for body in other.bodies] == ["their-model"] * 3
+        assert [body["model"] for body in other.bodies] == ["their-model"] * len(names)
         assert other.heads[0]["authorization"] == f"Bearer {KEY}"
     finally:
         other.stop()

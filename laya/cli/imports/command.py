@@ -6,14 +6,13 @@ import re
 import shlex
 from urllib.parse import urlsplit
 
-from laya.cli.imports.draft import Draft, is_secret_name
+from laya.cli.imports.draft import SECRET_VALUE, Draft, checked_url, is_secret_name
 from laya.config.document import KeyPath, dotted
 from laya.config.hosts import is_loopback
 from laya.config.program import unknown_variable
 from laya.errors import ConfigError
 
 _PLAIN_WORD = re.compile(r"[\w@%+=:,./${}-]+")  # no shell reads it, so ${PORT} needs no quotes
-_SECRET_VALUE = re.compile(r"\b(sk-|hf_|ghp_)[A-Za-z0-9_-]{8,}")
 
 
 def without_comments(text: str) -> str:
@@ -49,11 +48,8 @@ def _with_port(words: list[str], proxy: str | None, draft: Draft, path: KeyPath)
         return list(words)
     if proxy is None:
         raise ConfigError("cmd names no ${PORT}: write it where the program takes its port")
-    try:
-        parts = urlsplit(proxy)
-        port = parts.port
-    except ValueError:
-        port = None
+    parts = urlsplit(checked_url(proxy))
+    port = parts.port
     if port is None or not is_loopback(parts.hostname or ""):
         raise ConfigError(f"cmd names no ${{PORT}}; where {proxy} is another machine's, write engine: remote")
     changed = [re.sub(rf"(?<!\d){port}(?!\d)", "${PORT}", word) for word in words]
@@ -89,7 +85,7 @@ def _safe(word: str, draft: Draft, path: KeyPath) -> str:
     if is_named and not value.startswith("$"):
         new, variable = f"{name}=${{env.{name}}}", name
     else:
-        new, variable = _SECRET_VALUE.sub("${env.KEY_IN_CMD}", word), "KEY_IN_CMD"
+        new, variable = SECRET_VALUE.sub("${env.KEY_IN_CMD}", word), "KEY_IN_CMD"
     if new != word:
         what = f"no key is copied: set {variable} in the environment of `laya serve`"
         draft.skip(path, what, key=f"{dotted(path)} {variable}")

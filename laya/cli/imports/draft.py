@@ -13,10 +13,12 @@ from typing import Any
 from laya.config.document import Document, KeyPath, dotted
 from laya.config.keys import MIN_KEY_CHARS, hash_key
 from laya.config.load import parse_settings
+from laya.config.remote import read_url
 from laya.errors import ConfigError, nearest
 
 _SECRET_NAME = re.compile(r"(api[-_]?key|secret|token|passw(or)?d|credential|authorization)s?$", re.IGNORECASE)
 _KEYS = re.compile(r"[a-z_.]+(, [a-z_.]+)*(: \{.*\}|: remote)?")  # a reason that names Laya's keys and nothing else
+SECRET_VALUE = re.compile(r"\b(sk-|hf_|ghp_)[A-Za-z0-9_-]{8,}")  # what a key looks like, wherever it stands
 _VARIABLE = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}")
 _UNFILLED = re.compile(r"\$\{(?!env\.[A-Za-z_][A-Za-z0-9_]*\})")
 
@@ -37,11 +39,11 @@ class Draft:
     def skip(self, path: KeyPath, why: str, *, key: str = "") -> None:
         """A key that has no counterpart. key: how it is named, where not by its path."""
         why = f"nearest: {why}" if _KEYS.fullmatch(why) else why
-        self.told.append(f"not taken over: {key or dotted(path)} ({self._line(path)}{why})")
+        self._tell(f"not taken over: {key or dotted(path)} ({self._line(path)}{why})")
 
     def note(self, path: KeyPath, what: str) -> None:
         """A key that was taken over and means something else here, or asks something of the user."""
-        self.told.append(f"note: {dotted(path)} ({self._line(path)}{what})")
+        self._tell(f"note: {dotted(path)} ({self._line(path)}{what})")
 
     def skip_known(
         self,
@@ -108,6 +110,9 @@ class Draft:
                 f"or in the environment as {entry['key_env']}",
             )
 
+    def _tell(self, line: str) -> None:
+        self.told.append(SECRET_VALUE.sub("(hidden)", line))
+
     def _line(self, path: KeyPath) -> str:
         lines = self.document.lines
         line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
@@ -123,6 +128,14 @@ def variable_of(text: str) -> str | None:
     """NAME, where the text is `${env.NAME}` and nothing else."""
     match = _VARIABLE.fullmatch(text)
     return match[1] if match else None
+
+
+def checked_url(text: str) -> str:
+    """The address. Raises ConfigError, which does not show it where it may hold a secret."""
+    if any(mark in text for mark in "?#@"):
+        raise ConfigError("an address is https://host/v1 here, with no query, no user and no password", param="url")
+    read_url(text)
+    return text
 
 
 def literal(text: str, *, keeps_env: bool = True) -> str:

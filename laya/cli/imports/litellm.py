@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from laya.cli.imports.draft import Draft, expect, is_secret_name, literal
+from laya.cli.imports.draft import Draft, checked_url, expect, is_secret_name, literal
 from laya.cli.imports.litellm_routing import read_routing
 from laya.cli.imports.providers import OTHERS, PROVIDERS, provider_of
 from laya.config.document import Document, KeyPath, read_document
-from laya.config.remote import read_url
 from laya.config.settings import SamplingDefaults
 from laya.errors import ConfigError, nearest
 
@@ -94,8 +93,10 @@ class _Deployments:
             return
         for short, key in _LIMITS.items():
             limit = params.pop(short, None) or entry.pop(short, None)
-            if limit is not None:
-                made.setdefault("limits", {})[key] = expect(document, (*path, short), limit, int, "a whole number")
+            if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
+                made.setdefault("limits", {})[key] = limit
+            elif limit is not None:
+                draft.skip(path, f"limits.{key} takes a whole number", key=f"model_list {name} {short}")
         info = dict(expect(document, (*path, "model_info"), entry.pop("model_info", None) or {}, dict, "keys"))
         mode = info.pop("mode", "embedding" if "embed" in model else None)
         if mode not in (*_MODES, None):
@@ -211,7 +212,7 @@ def _url(base: Any, known: str | None, adds_v1: bool, provider: str) -> str:
     url = str(base or known).rstrip("/")
     for path in ("/chat/completions", "/completions", "/embeddings"):
         url = url.removesuffix(path)
-    read_url(url)  # raises for what is no address, or holds a password
+    checked_url(url)
     return url + "/v1" if adds_v1 and not url.endswith("/v1") else url
 
 

@@ -144,7 +144,7 @@ class _Reading:
     def _argument(self, name: str, value: str | None) -> None:
         plain = name.lstrip("-").replace("-", "_")
         known = _ARGS.get(name) or (plain if plain in KINDS else BY_LEAF.get(plain))
-        shown = name if value is None or is_secret_name(name) else f"{name} {value}"
+        shown = name if value is None or is_secret_name(name) or name == "-hft" else f"{name} {value}"
         if known is None and f"--{plain[3:].replace('_', '-')}" in _AS_HERE and plain.startswith("no_"):
             self._skip(shown, "Laya decides it")
             return
@@ -159,7 +159,12 @@ class _Reading:
             self._entry.setdefault("args", {}).update(args)
 
     def settled(self) -> dict[str, Any]:
-        settings = parse_engine_flags(self._flags)
+        try:
+            settings = parse_engine_flags(self._flags)
+        except ConfigError as error:  # each alone was right: the context is too small for its slots
+            self._skip("-c", error.message)
+            place = next(n for n, word in enumerate(self._flags) if word in ("-c", "--ctx-size"))
+            settings = parse_engine_flags(self._flags[:place] + self._flags[place + 2 :])
         if self._cache_type_v not in (None, settings.get("kv_cache_dtype")):
             self._skip(f"-ctv {self._cache_type_v}", "keys and values have one type here: kv_cache_dtype")
         if self._is_unified and "max_seq_len" in settings:  # one pool that all slots share

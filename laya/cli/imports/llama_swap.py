@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from laya.cli.imports.command import program_cmd, split_words, without_comments
-from laya.cli.imports.draft import Draft, expect, expect_names, is_secret_name, literal, variable_of
+from laya.cli.imports.draft import Draft, checked_url, expect, expect_names, is_secret_name, literal, variable_of
 from laya.cli.imports.llama_server import filler, is_llama_server, model_of
 from laya.config.document import KeyPath, dotted, read_document
 from laya.config.settings import SamplingDefaults
@@ -64,7 +64,7 @@ def read_llama_swap(path: Path) -> Draft:
         try:
             _Model(draft, here, expect(document, here, entry, dict, "keys with values"), macros).read()
         except ConfigError as error:
-            if error.param is not None:
+            if error.message.startswith(f"{document.name}:"):  # of the file's form, not of what this model asks
                 raise
             draft.skip(here, error.message)
     _aliases(draft)
@@ -213,7 +213,13 @@ def _aliases(draft: Draft) -> None:
 def _peer(draft: Draft, path: KeyPath, peer: dict[str, Any]) -> None:
     document = draft.document
     proxy = expect(document, (*path, "proxy"), peer.pop("proxy", None), str, "an address")
-    made: dict[str, Any] = {"engine": "remote", "url": proxy.rstrip("/") + "/v1"}
+    variable = re.match(r"\$\{env\.", proxy)
+    try:
+        url = proxy if variable else checked_url(proxy)
+    except ConfigError as error:
+        draft.skip((*path, "proxy"), error.message)
+        return
+    made: dict[str, Any] = {"engine": "remote", "url": url.rstrip("/") + "/v1"}
     _timeouts(draft, (*path, "timeouts"), peer.pop("timeouts", None) or {}, made, far=True)
     _filters(draft, (*path, "filters"), peer.pop("filters", None) or {}, made)
     if key := peer.pop("apiKey", None):
