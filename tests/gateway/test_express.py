@@ -274,12 +274,15 @@ async def test_server_that_ends_finishes_what_runs(tmp_path: Path) -> None:
         assert await gate.settled() == {"served": 7}
 
 
-def hold_up(gate: Front, client: Client) -> Any:
-    """The client reads nothing more, and little is on its way to it. Gives the gateway's end of its connection."""
+def hold_up(gate: Front, client: Client, way_bytes: int = 4096) -> Any:
+    """The client reads nothing more, and little is on its way to it. Gives the gateway's end of its connection.
+
+    way_bytes: of the kernel's buffers; through very small ones a long answer takes a minute.
+    """
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, way_bytes)
     (connection,) = gate.connections
-    connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, way_bytes)
     connection.transport.set_write_buffer_limits(high=1024)
     return connection
 
