@@ -20,7 +20,10 @@ PROGRAM = Path(__file__).parent.parent / "engines" / "openai_program.py"
 SWAP = """
 models:
   tiny:
-    cmd: llama-server --port ${{PORT}} -m {gguf} -c 1024 -np 2 -t 1 -ngl 99 --temp 0
+    cmd: |
+      llama-server --port ${{PORT}} -m {gguf} -c 1024 -np 2 -t 1 -ngl 99 --temp 0
+      --chat-template-kwargs '{{"enable_thinking": false}}' --reasoning-format deepseek --cache-reuse 64
+      --samplers "top_k;temperature" --override-tensor ".ffn_.*_exps.=CPU"
     aliases: [gpt-4o-mini]
   program:
     proxy: http://127.0.0.1:8999

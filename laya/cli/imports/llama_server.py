@@ -205,7 +205,9 @@ def _typed(parameter: str, value: str | None) -> Any:
         return value.lower() in ("1", "on", "true")
     if dict in kinds:
         with contextlib.suppress(ValueError):
-            return json.loads(value)
+            found = json.loads(value)
+            if isinstance(found, dict):  # the engine takes the JSON text of each value
+                return {name: json.dumps(each) for name, each in found.items()}
     for kind in (int, float):
         if kind in kinds:
             with contextlib.suppress(ValueError):
