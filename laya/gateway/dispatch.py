@@ -193,7 +193,7 @@ class Dispatcher:
                 self.fleet.wake(endpoint)  # 4 ready: the queue is pumped when the engine is there
         elif must_count(exchange, endpoint):
             refuse_hopeless(exchange, endpoint)
-            endpoint.check_queue()
+            endpoint.check_queue(is_counted=False)
             endpoint.n_counting += 1
             self.spawn(self._count_then_admit(exchange, endpoint))
         elif not endpoint.queue and endpoint.try_reserve(exchange):

@@ -309,16 +309,22 @@ class Endpoint:
         exchange.deadline_s = time.monotonic() + limit_s
         self.queue.add(exchange, priority_for(exchange))
 
-    def check_queue(self) -> None:
-        """Raise QueueFull, or ModelLoading, where no more may wait. One always waits for an engine to come."""
-        n_waiting, allowed = len(self.queue) + self.n_counting, self.settings.queue_size
-        if self.pool is None:
-            allowed = max(allowed, 1)
-        if n_waiting >= allowed:
+    def check_queue(self, *, is_counted: bool = True) -> None:
+        """Raise QueueFull, or ModelLoading, where no more may wait. One always waits for an engine to come.
+
+        is_counted: the request is about to wait; else its tokens are to be counted, and it may run at once then.
+        """
+        n_free = 0
+        if self.admission is not None and not self.queue and self.held_back is None:
+            n_free = self.admission.free_seqs
+        n_waiting, n_counting = len(self.queue) + is_counted, self.n_counting + (not is_counted)
+        n_waiting += max(0, n_counting - n_free)  # with it
+        allowed = self.settings.queue_size if self.pool is not None else max(self.settings.queue_size, 1)
+        if n_waiting > allowed:
             error = ModelLoading if self.pool is None else QueueFull
-            raise error(
-                f"{n_waiting} requests wait for '{self.model_id}' already (queue_size).", self.expected_wait_s()
-            )
+            wait = f"{n_waiting - 1} requests wait for" if n_waiting > 1 else "No request may wait for"
+            already = " already" if n_waiting > 1 else ", which is busy"
+            raise error(f"{wait} '{self.model_id}'{already} (queue_size).", self.expected_wait_s())
 
     def expected_wait_s(self) -> float:
         """When a place will be free for one more, by what requests took lately."""

@@ -174,6 +174,7 @@ class Fleet(Shown):
     def _close(self, endpoint: Endpoint) -> None:
         """No request goes to its engine any more."""
         endpoint.close()
+        self.router.set_capacity(endpoint.index, 0, 0)  # what the last one held says nothing of the next
         self.health.renew(endpoint)
         self.watch.forget(endpoint)
         self.together.choose_eligible(endpoint)

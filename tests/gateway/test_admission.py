@@ -95,6 +95,26 @@ async def test_queue_of_none_refuses_at_once(tmp_path: Path) -> None:
         assert (await client.answer()).status == 200
 
 
+@pytest.mark.parametrize(("max_num_seqs", "queue_size"), [(1, 0), (4, 0), (4, 1)])
+async def test_request_whose_tokens_are_counted_waits_only_where_there_is_no_room(
+    tmp_path: Path, max_num_seqs: int, queue_size: int
+) -> None:
+    engine = Gate()
+    model, planned = {"queue_size": queue_size}, {"max_seq_len": 512, "slot_tokens": 512}
+    async with front(tmp_path, engine, max_num_seqs=max_num_seqs, model=model, planned=planned) as gate:
+        clients = [await gate.client() for _ in range(max_num_seqs + queue_size)]
+        for client in clients:  # none of them is counted when the last one comes
+            client.send(chat(max_tokens=8))
+        await until(lambda: len(gate.engine.calls) == max_num_seqs and len(gate.endpoint.queue) == queue_size)
+        refused = await gate.ask(chat(max_tokens=8))
+        assert (refused.status, refused.error["code"]) == (429, "queue_full")
+        words = "1 requests wait for 'stub' already" if queue_size else "No request may wait for 'stub', which is busy"
+        assert refused.error["message"] == f"{words} (queue_size)."
+        engine.let(len(clients))
+        assert [(await client.answer()).status for client in clients] == [200] * len(clients)
+        assert gate.engine.n_counts == len(clients)
+
+
 async def test_wait_too_long_is_told(tmp_path: Path) -> None:
     engine = Gate()
     async with front(tmp_path, engine, max_num_seqs=1, model={"queue_timeout_s": 60.0}) as gate:

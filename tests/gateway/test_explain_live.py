@@ -53,6 +53,16 @@ async def test_candidates_are_those_of_the_live_table(tmp_path: Path) -> None:
         assert [router.load(endpoint.index) for endpoint in gate.endpoints] == before, "nothing is reserved"
 
 
+async def test_model_that_is_not_loaded_has_room_whatever_its_last_engine_held(tmp_path: Path) -> None:
+    asked = ("model", "stub"), ("prompt_tokens", "1000000")
+    async with front(tmp_path) as gate:
+        (tried,) = (await explain(gate, *asked)).json["tried"]
+        assert not tried["candidates"][0]["has_room"]
+        await gate.gateway.fleet.unload(gate.endpoint)
+        (tried,) = (await explain(gate, *asked)).json["tried"]
+        assert tried["candidates"][0]["has_room"]
+
+
 async def test_rule_that_takes_a_request_is_named(tmp_path: Path) -> None:
     async with front(tmp_path, routing=ROUTING) as gate:
         told = (await explain(gate, ("model", "auto"), ("header", "X-Team: research"))).json
