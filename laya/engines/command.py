@@ -12,42 +12,19 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from laya.config.program import filled
 from laya.engines.held_memory import MemoryReading, read_family
 from laya.engines.llamacpp_launcher import child_environment
 from laya.engines.log import EngineLog
 from laya.engines.probe import until_healthy, until_it_answers
+from laya.engines.settings import CommandSettings
 from laya.errors import ConfigError
-from laya.types import EngineAddress, PlannedSettings
+from laya.types import EngineAddress
 
 HOST = "127.0.0.1"
 LAST_LINES = 3  # of its log, in a message
 _PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|errno 98\b|port \d+ is (?:already )?in use", re.IGNORECASE)
 _NOT_PASSED_ON = ("LAYA_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # secrets that it gets where `env` says so
-
-
-class CommandSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One program to start."""
-
-    model_id: str
-    name: str = ""  # what logs and limits call this engine, where the model has several; else as the model
-    program: Path
-    words: tuple[str, ...]  # the command line as it was written
-    folder: Path
-    planned: PlannedSettings
-    health: str | None = None  # path that answers 2xx once it is up
-    env: dict[str, str] = {}
-    served_model_name: str | None = None  # what the program calls the model
-    cancels_whole: bool = False
-    keeps_streams: bool = True
-    ceiling_bytes: int | None = None
-    load_timeout_s: float = 300.0
-
-    @property
-    def engine_name(self) -> str:
-        return self.name or self.model_id
 
 
 class CommandLauncher:

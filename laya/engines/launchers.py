@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from laya.engines.command import CommandLauncher, CommandSettings
+from laya.engines.command import CommandLauncher
 from laya.engines.launcher import Launcher, StartSettings
 from laya.engines.llamacpp_launcher import LlamaCppLauncher
-from laya.engines.settings import EngineSettings
+from laya.engines.settings import CommandSettings, EngineSettings
 
 
 def launcher_for(settings: StartSettings) -> Launcher:

@@ -7,7 +7,8 @@ from laya.engines.hooks import Engine
 from laya.engines.launcher import StartSettings
 from laya.engines.log import EngineLog
 from laya.engines.process import EngineProcess
-from laya.engines.remote import RemoteEngine, RemoteSettings
+from laya.engines.remote import RemoteEngine
+from laya.engines.settings import RemoteSettings
 
 
 def make_engine(settings: StartSettings, log: EngineLog, *, ceilings: Ceilings | None = None) -> Engine:

@@ -11,35 +11,18 @@ import ssl
 from pathlib import Path
 
 import httpx
-import msgspec
 
-from laya.config import Remote, RemoteUrl
 from laya.engines.ceiling import LimitHit
 from laya.engines.held_memory import MemoryReading
 from laya.engines.log import EngineLog
+from laya.engines.settings import RemoteSettings
 from laya.errors import ConfigError, EngineFailed
-from laya.types import EngineAddress, PlannedSettings
+from laya.types import EngineAddress
 
 ASK_EVERY_S = 15.0
 SILENCES = 3  # in a row, after which it is gone
 IDLE_LIMIT_S = 50.0  # of a kept connection: servers and what stands before them close after a minute
 REFUSED_KEY = (401, 403)
-
-
-class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One address of another server."""
-
-    model_id: str
-    name: str = ""  # what logs call this engine, where the model has several
-    url: RemoteUrl
-    remote: Remote
-    planned: PlannedSettings
-    ceiling_bytes: int | None = None
-    load_timeout_s: float = 300.0
-
-    @property
-    def engine_name(self) -> str:
-        return self.name or self.model_id
 
 
 class RemoteEngine:

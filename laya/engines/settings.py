@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from laya.config import Remote, RemoteUrl
 from laya.engines.arguments import check_args
 from laya.errors import BadModelFile, ConfigError
 from laya.types import PlannedSettings
@@ -78,6 +79,44 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.pooling is not None and self.planned.task not in ("embed", "rerank"):
             told = f"pooling: {self.pooling} goes with task embed or rerank, not {self.planned.task}"
             raise ConfigError(told, param="pooling")
+
+
+class CommandSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One program to start."""
+
+    model_id: str
+    name: str = ""  # what logs and limits call this engine, where the model has several; else as the model
+    program: Path
+    words: tuple[str, ...]  # the command line as it was written
+    folder: Path
+    planned: PlannedSettings
+    health: str | None = None  # path that answers 2xx once it is up
+    env: dict[str, str] = {}
+    served_model_name: str | None = None  # what the program calls the model
+    cancels_whole: bool = False
+    keeps_streams: bool = True
+    ceiling_bytes: int | None = None
+    load_timeout_s: float = LOAD_TIMEOUT_S
+
+    @property
+    def engine_name(self) -> str:
+        return self.name or self.model_id
+
+
+class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One address of another server."""
+
+    model_id: str
+    name: str = ""  # what logs call this engine, where the model has several
+    url: RemoteUrl
+    remote: Remote
+    planned: PlannedSettings
+    ceiling_bytes: int | None = None
+    load_timeout_s: float = LOAD_TIMEOUT_S
+
+    @property
+    def engine_name(self) -> str:
+        return self.name or self.model_id
 
 
 def check_file(path: Path) -> None:

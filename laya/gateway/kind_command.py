@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from laya.config import Program, ResolvedModel
-from laya.engines.command import CommandSettings
+from laya.engines.settings import CommandSettings
 from laya.gateway.corrections import Corrections
 from laya.memory import Budget, Machine, ProgramBytes, after_run, ceiling_bytes, plan_program
 from laya.types import AskedSettings, ModelFile, Plan

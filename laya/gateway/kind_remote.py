@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from laya.config import Remote, ResolvedModel
-from laya.engines.remote import RemoteSettings
+from laya.engines.settings import RemoteSettings
 from laya.gateway.corrections import Corrections
 from laya.memory import Budget, plan_remote
 from laya.types import AskedSettings, ModelFile, Plan

@@ -15,9 +15,9 @@ import uvloop
 
 from laya.engines import process as process_module
 from laya.engines.ceiling import Ceilings
-from laya.engines.command import CommandSettings
 from laya.engines.log import EngineLog
 from laya.engines.process import CHILD_NICE, EngineProcess
+from laya.engines.settings import CommandSettings
 from laya.errors import EngineFailed, EngineOutOfMemory
 from laya.gateway.guarding import claim_ceilings
 from laya.types import ANY_LENGTH, MIB, PlannedSettings
