@@ -262,6 +262,12 @@ class Dispatcher:
         except Exception as error:
             exchange.fail(self.fault(f"request {exchange.request_id!r}", error))
 
+    def let_go(self, exchange: Exchange) -> None:
+        """Its engine is done with it, before it is settled: another one may have its place."""
+        assert exchange.endpoint is not None
+        exchange.endpoint.release(exchange)
+        self.pump(exchange.endpoint)
+
     # 6 settle
     def settle(self, exchange: Exchange) -> None:
         """Release and count. Called once for each exchange, by `Exchange.finish`."""

@@ -85,9 +85,12 @@ class InnerExchange(Exchange):
         self._unread_bytes = 0
         self._news = asyncio.Event()
         self._error: LayaError | None = None
+        self.ends_later = False  # what is made of the answer may still fail: its handler's end is its own
+        self._is_answered = False  # its engine is done with it
 
     async def ask_whole(self, body: dict[str, Any] | bytes) -> dict[str, Any]:
         """The answer to this body, whole. Raises the LayaError that refused or failed it."""
+        self.ends_later = True
         self._ask(body)
         pieces = []
         while (data := await self._next()) is not None:
@@ -127,6 +130,8 @@ class InnerExchange(Exchange):
             if self.outcome is not None:
                 if self.outcome != "served":
                     raise asyncio.CancelledError  # the client left: nobody reads on
+                return None
+            if self._is_answered:
                 return None
             self._news.clear()
             await self._news.wait()
@@ -197,6 +202,11 @@ class InnerExchange(Exchange):
     def end(self, data: bytes, outcome: Outcome) -> None:
         if outcome == "served":  # what else would be written is the error, which is raised
             self.write(data)
+            if self.ends_later:
+                self._is_answered = True
+                self._news.set()
+                self.dispatcher.let_go(self)
+                return
         self.finish(outcome)
 
     break_off = end  # its framing is the outer answer's, which `broken` cuts

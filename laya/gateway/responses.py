@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from laya.errors import InvalidRequest, LayaError
+from laya.errors import InvalidRequest
 from laya.gateway.assemble import encode
 from laya.gateway.desk import reply
 from laya.gateway.fields import whole_number
@@ -94,6 +94,7 @@ class ResponsesApi:
         if asked.keep_alive is not None:
             chat["keep_alive"] = asked.keep_alive
         if asked.stream:
+            exchange.ends_later = asked.is_kept
             return sse(self._events(turn, place, await exchange.ask_stream(chat)))
         turn.add_whole(await exchange.ask_whole(chat))
         turn.finish()
@@ -109,10 +110,11 @@ class ResponsesApi:
                     yield out
             yield _written(turn.finish())
             await self._keep(turn, place)
-        except LayaError as error:
-            turn.fail(error)
+            place.exchange.finish("served")
         except Exception as error:
-            turn.fail(place.exchange.dispatcher.fault(f"response {turn.id}", error))
+            fault = place.exchange.dispatcher.fault(f"response {turn.id}", error)
+            place.exchange.fail(fault)
+            turn.fail(fault)
         yield event_text(turn.last())
 
     async def _keep(self, turn: Turn, place: _Place) -> None:

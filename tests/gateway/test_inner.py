@@ -34,6 +34,7 @@ class Parrot:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.ended: list[str] = []
+        self.may_fail = asyncio.Event()
 
     async def create(self, request: Request) -> Any:
         return self.gateway.inner.answer(EndpointKind.CHAT, self.answer)
@@ -48,7 +49,11 @@ class Parrot:
             return reply({"parrot": None})
         if asked.get("stream"):
             return sse(self.events(exchange, await exchange.ask_stream(asked)))
-        return reply({"parrot": await exchange.ask_whole(asked)})
+        answer = await exchange.ask_whole(asked)
+        if asked.get("user") == "fails":
+            await self.may_fail.wait()
+            raise KeyError("afterwards")
+        return reply({"parrot": answer})
 
     async def events(self, exchange: InnerExchange, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
         try:
@@ -72,6 +77,19 @@ def routes(kept: list[Parrot]) -> Callable[[Gateway], list[Route]]:
 
 def parrot(*headers: str, key: str = KEY, **fields: Any) -> bytes:
     return request(CHAT | fields, PATH, headers=headers, key=key)
+
+
+async def test_handler_that_fails_after_its_engine_has_answered_fails_the_request(tmp_path: Path) -> None:
+    kept: list[Parrot] = []
+    async with front(tmp_path, max_num_seqs=1, apis=routes(kept)) as gate:
+        client = await gate.client()
+        client.send(parrot(user="fails"))
+        await until(lambda: gate.engine.calls)
+        assert (await gate.ask(parrot())).status == 200, "its place at the engine is free already"
+        assert gate.books == (2, 1, {"served": 1})
+        kept[0].may_fail.set()
+        assert (await client.answer()).status == 500
+        assert await gate.settled() == {"failed": 1, "served": 1}
 
 
 def data_of(body: bytes) -> list[Any]:

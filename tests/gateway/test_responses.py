@@ -411,6 +411,7 @@ async def test_store_that_can_not_be_written_fails_the_turn(tmp_path: Path) -> N
         events = events_of(await world.ask(create(stream=True)))
         assert events[-1]["type"] == "response.failed"
         assert (await world.ask(create(store=False))).status == 200
+        assert await world.settled() == {"failed": 2, "served": 1}
 
 
 async def test_client_that_leaves_frees_its_engine_and_leaves_nothing(tmp_path: Path) -> None:
