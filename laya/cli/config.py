@@ -109,7 +109,7 @@ def hash_key_command(
 def checked(file: Path | None) -> tuple[Document | None, Config, list[str]]:
     """The configuration with what is to be said of it. Raises ConfigError that names what is wrong, and the line."""
     document, config = _load(file)
-    _check_engine_arguments(config)
+    check_engine_arguments(config)
     _check_address(config)
     return document, config, _check_models(config, document)
 
@@ -122,7 +122,7 @@ def _load(file: Path | None) -> tuple[Document | None, Config]:
     return document, config_from(document)
 
 
-def _check_engine_arguments(config: Config) -> None:
+def check_engine_arguments(config: Config) -> None:
     """What the engine would refuse at the load is refused now."""
     for name in ("", *config.models):
         model = config.for_model(name)

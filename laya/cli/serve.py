@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -11,29 +10,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.console import Console
 
 import laya
 from laya.cli.client import DEFAULT_URL
-from laya.cli.config import checked
 from laya.cli.output import shown
-from laya.config import ApiKey, Config, ModelConfig, load_config, parse_engine_flags, with_settings
-from laya.config.hosts import is_loopback
-from laya.config.keys import hash_key, new_key
-from laya.config.places import DATABASE, config_path
+from laya.cli.serve_config import ServedConfig
 from laya.engines.child_start import die_with_parent
-from laya.errors import ConfigError, LayaError
+from laya.errors import LayaError
 from laya.gateway.endpoint import Endpoint
-from laya.gateway.kinds import kind_of
 from laya.gateway.listening import listen
-from laya.gateway.live_keys import lasts, read_keys
+from laya.gateway.live_keys import lasts
 from laya.gateway.operating import ConfigSource
 from laya.gateway.server import Gateway
 from laya.gateway.server import run as run_server
 from laya.memory import size_text
-from laya.models import home_path, resolve
+from laya.models import home_path
 from laya.routing import NATIVE, WHY_NOT_NATIVE
 from laya.types import MIB, ModelStatus
 
@@ -59,18 +52,17 @@ def serve(
     """Serve models on one port. Settings of config.yaml, vLLM and llama.cpp work as flags (--max-seq-len 8192)."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     home = home_path()
-
-    def configured() -> tuple[list[str], Config, str | None]:
-        names, config = _configured(context, models or [], config_file, memory_budget)
-        if anyway:
-            config = msgspec.structs.replace(config, memory=msgspec.structs.replace(config.memory, anyway=True))
-        return names, *_with_address(config, host, port, lan, home)
-
-    def configured_again() -> Config:
-        checked(config_file)
-        return configured()[1]
-
-    names, config, lan_key = configured()
+    source = ServedConfig(
+        [*(models or []), *context.args],
+        home=home,
+        file=config_file,
+        memory_budget=memory_budget,
+        anyway=anyway,
+        host=host,
+        port=port,
+        lan=lan,
+    )
+    names, config, lan_key = source.read()
     sock = listen(config.server.host, config.server.port)
     preload = names or [name for name in config.models if config.for_model(name).preload]
     router = "native" if NATIVE else f"plain Python ({WHY_NOT_NATIVE})"
@@ -83,100 +75,9 @@ def serve(
             preload=preload,
             on_loaded=lambda gateway, endpoint: _say_loaded(console, gateway, endpoint),
             on_ready=lambda gateway: _say_ready(console, gateway, sock, lan_key, preload),
-            source=ConfigSource(configured_again, lambda: config_file or config_path(os.environ)),
+            source=ConfigSource(lambda: source.read().config, source.path),
         )
     )
-
-
-def _configured(
-    context: typer.Context, models: list[str], config_file: Path | None, memory_budget: str | None
-) -> tuple[list[str], Config]:
-    """Config file, then flags over it. Flags are for the models named, or for all when none is."""
-    config = load_config(config_file, os.environ)
-    argv = [*models, *context.args]
-    first_flag = next((index for index, word in enumerate(argv) if word.startswith("-")), len(argv))
-    names, settings = argv[:first_flag], parse_engine_flags(argv[first_flag:])
-    names, config = _with_names(config, names, settings)
-    if settings:
-        for name in names or [None]:  # type: ignore[list-item]
-            config = with_settings(config, settings, name)
-    if memory_budget is not None:
-        config = msgspec.structs.replace(config, memory=msgspec.structs.replace(config.memory, budget=memory_budget))
-    return names, config
-
-
-def _with_names(config: Config, words: list[str], settings: dict[str, Any]) -> tuple[list[str], Config]:
-    """The ids of the models that the command line names, each once, and the config with them.
-
-    llama.cpp's `-m PATH` names a model too: by its file, or by the word that stands before the flags.
-    """
-    source = settings.pop("source", None)
-    if source is not None and len(words) > 1:
-        raise ConfigError(f"-m {source} is one model, and {len(words)} are named: {', '.join(words)}.", param="source")
-    if source is not None and words:
-        return words, with_settings(config, {"source": source}, words[0])
-    names = []
-    for word in words or ([source] if source is not None else []):
-        name, config = _named(config, word)
-        names.append(name)
-    if settings.get("aliases") and not names:
-        raise ConfigError("An alias is of a model that is named with it: laya serve MODEL --served-model-name NAME")
-    return list(dict.fromkeys(names)), config
-
-
-def _named(config: Config, name: str) -> tuple[str, Config]:
-    """The id of a model that is named on the command line, and the config with it when the name is a path.
-
-    Raises what is wrong with the name or the file.
-    """
-    known = config.for_model(name).id
-    if known in config.models:
-        try:
-            settings = config.for_model(known)
-            kind_of(settings).find(settings, models_dir=Path(config.models_dir), home=home_path())
-        except LayaError as error:  # other models are served without it, but this one was asked for
-            raise ConfigError(f"models.{known}: {error.message}", param="models") from error
-        return known, config
-    file = resolve(name, models_dir=Path(config.models_dir), home=home_path())
-    if not Path(name).exists():
-        return file.id, config
-    entry = ModelConfig(source=str(file.path.absolute()))
-    return file.id, msgspec.structs.replace(config, models=config.models | {file.id: entry})
-
-
-def _with_address(
-    config: Config, host: str | None, port: int | None, lan: bool, home: Path
-) -> tuple[Config, str | None]:
-    """Where to listen, and the key made for --lan. Raises ConfigError for an open address without a key."""
-    server = config.server
-    kept, key = read_keys(home / DATABASE), None
-    if lan:
-        host = host or "0.0.0.0"
-        if not server.api_keys and not any(map(lasts, kept)):
-            key = _lan_key(home)
-            made = ApiKey(name="lan", sha256=hash_key(key))
-            server = msgspec.structs.replace(server, api_keys=[made])
-    server = msgspec.structs.replace(server, host=host or server.host, port=server.port if port is None else port)
-    if not is_loopback(server.host) and not server.api_keys and not kept:
-        raise ConfigError(
-            f"Listening on {server.host} without an API key would open this machine to its network. "
-            f"`laya serve --lan` makes a key, and so does `laya key create NAME`."
-        )
-    return msgspec.structs.replace(config, server=server), key
-
-
-def _lan_key(home: Path) -> str:
-    """The key of --lan, kept so that clients keep working; readable by this user only."""
-    path = home / "lan_key"
-    if path.is_file():
-        return path.read_text().strip()
-    home.mkdir(parents=True, exist_ok=True)
-    key = new_key()
-    part = path.with_suffix(".part")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(key + "\n")
-    part.rename(path)
-    return key
 
 
 def _say_loaded(console: Console, gateway: Gateway, endpoint: Endpoint) -> None:

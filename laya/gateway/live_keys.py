@@ -16,7 +16,7 @@ from pathlib import Path
 from laya.config import ServerConfig
 from laya.config.hosts import is_loopback
 from laya.config.keys import grant_of
-from laya.errors import Conflict, InvalidRequest, LayaError
+from laya.errors import ConfigError, Conflict, InvalidRequest, LayaError, StoreError
 from laya.gateway.account import Key
 from laya.gateway.auth import KeyRing
 from laya.store import Store, no_key, stamp_of
@@ -63,11 +63,23 @@ class LiveKeys(KeyRing):
             self._not_before_s = time.monotonic() + AGAIN_S
 
     async def refresh(self) -> None:
-        """Read the store again. Raises StoreError, and the keys stay as they were."""
+        """Read the store again. Raises StoreError, also where it is gone with its keys, and these stay as they were."""
         stamp_ns = self._stamp_ns()
+        if self._kept and not self._database.exists():
+            raise StoreError(f"{self._database} is gone, and with it the keys: put it back, or start the server anew.")
         self._kept = await asyncio.to_thread(read_keys, self._database)
         self._seen_ns = stamp_ns
         self.replace(self._all(self._kept))
+
+    def check_configured(self, server: ServerConfig) -> None:
+        """Raise ConfigError where no key would be left: what needs a key now would be anybody's on this machine."""
+        if self.keys and not server.api_keys and not self._kept:
+            names = ", ".join(grant.name for grant in self._configured)
+            raise ConfigError(
+                f"server.api_keys: without {names} no key would be left, and a reload does not open a server: "
+                f"`laya key create me` makes a key that stays, or start the server anew without keys.",
+                param="server.api_keys",
+            )
 
     def configure(self, server: ServerConfig) -> None:
         """The config's keys are these from now on; those of the store stay."""

@@ -51,7 +51,7 @@ class Operating:
         self._gateway = gateway
         self._fleet = gateway.fleet
         self._had_terminal = has_terminal()
-        self.reloader = Reloader(gateway.fleet, source.read, self._in_force)
+        self.reloader = Reloader(gateway.fleet, source.read, self._in_force, self._check)
         self._watch = ConfigWatch(
             source.path, lambda: gateway.config.server.watch_config, self.reloader.reload_and_tell
         )
@@ -78,6 +78,9 @@ class Operating:
             end()
         else:
             self._fleet.spawn(self.reloader.reload_and_tell())
+
+    def _check(self, config: Config) -> None:
+        self._gateway.keys.check_configured(config.server)
 
     def _in_force(self, config: Config) -> None:
         gateway = self._gateway

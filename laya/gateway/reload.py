@@ -35,11 +35,19 @@ _HAS_ENGINE: tuple[ModelState, ...] = ("loading", "ready", "degraded", "draining
 class Reloader:
     """Reloads of one server, one at a time."""
 
-    def __init__(self, fleet: Fleet, read: Callable[[], Config], in_force: Callable[[Config], None]) -> None:
-        """read: the configuration as it stands in the file now; raises ConfigError. in_force: told of it in the step
-        in which it comes into force, for what is no model; must not raise."""
+    def __init__(
+        self,
+        fleet: Fleet,
+        read: Callable[[], Config],
+        in_force: Callable[[Config], None],
+        check: Callable[[Config], None] = lambda new: None,
+    ) -> None:
+        """read: the configuration as it stands in the file now; raises ConfigError. check: raises ConfigError for one
+        that must not follow the one that runs. in_force: told of it in the step in which it comes into force, for what
+        is no model; must not raise."""
         self._fleet = fleet
         self._read = read
+        self._check = check
         self._in_force = in_force
         self._rolling = Rolling(fleet)
         self._one_at_a_time = asyncio.Lock()
@@ -59,6 +67,7 @@ class Reloader:
             _check_names(roster, new)
             ways = await self._ways(self._compare(roster, new, dry_run=dry_run), roster, new)
             report = _with_ways(self._compare(roster, new, dry_run=dry_run), ways)
+            self._check(new)
             if not dry_run:
                 self._apply(roster, new, report)
             return report

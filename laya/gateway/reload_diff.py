@@ -18,6 +18,7 @@ SECTIONS = ("server", "memory", "routing", "store", "request_log", "traces")
 WITH_SERVER = frozenset(
     {"server.host", "server.port", "server.cors_origins", "server.share_prompt_cache", "store.url"}
 )  # what listens, what was handed out, and what engines were all started with
+_WATCH = "server.watch_config"  # turned on at once; off with the next start, or a file half written would do it
 _AT_ONCE = frozenset(
     (
         "aliases",
@@ -87,8 +88,8 @@ def settings_changed(old: Config, new: Config) -> tuple[tuple[Setting, ...], tup
     found = list(_sections(old, new))
     if old.models_dir != new.models_dir:
         found.append(Setting("models_dir", old.models_dir, new.models_dir))
-    live = tuple(each for each in found if each.name not in WITH_SERVER)
-    return live, tuple(each for each in found if each.name in WITH_SERVER)
+    live = tuple(each for each in found if not _waits(each.name, each.was))
+    return live, tuple(each for each in found if _waits(each.name, each.was))
 
 
 def adopt(running: Config, new: Config) -> None:
@@ -99,8 +100,13 @@ def adopt(running: Config, new: Config) -> None:
     for section in SECTIONS:
         mine, its = getattr(running, section), getattr(new, section)
         for name in mine.__struct_fields__:
-            if f"{section}.{name}" not in WITH_SERVER:
+            if not _waits(f"{section}.{name}", getattr(mine, name)):
                 setattr(mine, name, getattr(its, name))
+
+
+def _waits(name: str, was: Any) -> bool:
+    """Whether a key stays as it was until the server's next start."""
+    return name in WITH_SERVER or (name == _WATCH and was is True)
 
 
 def model_changed(old: ResolvedModel, new: ResolvedModel, *, is_other_file: bool) -> ModelChange | None:
