@@ -56,6 +56,9 @@ class StubSupervisor:
     def load_percent(self, model_id: str) -> int | None:
         return None
 
+    def cpu_s(self, model_id: str) -> float | None:
+        return None
+
     async def ensure_ready(self, model_id: str) -> EngineAddress:
         return self._address
 

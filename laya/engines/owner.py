@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from laya.engines.backoff import BackOff
+from laya.engines.cpu_time import family_cpu_s
 from laya.engines.held import Held
 from laya.engines.hooks import Engine, ModelHooks, Surroundings
 from laya.engines.log import EngineLog
@@ -88,6 +89,12 @@ class ModelOwner:
     def load_percent(self) -> int | None:
         """How far the load has come; None where none goes on, or nothing is known of it."""
         return self._engine.load_percent if self.state == "loading" and self._engine is not None else None
+
+    @property
+    def cpu_s(self) -> float | None:
+        """How long its engine has computed; None where there is none."""
+        pid = self._engine.pid if self._engine is not None else None
+        return family_cpu_s(pid) if pid is not None else None
 
     def status(self) -> ModelStatus:
         """`since_s` is how long the state has lasted; `measured_bytes` outlives the engine."""
@@ -161,7 +168,8 @@ class ModelOwner:
             self._begin_stop(deadline_s)
         elif self.state == "loading":
             self._set("draining")
-            self._answer_waiters(EngineFailed(f"'{self.model_id}' was unloaded while it was loading", param="model"))
+            unloaded = EngineFailed(f"'{self.model_id}' was unloaded while it was loading", param="model")
+            self._answer_waiters(self._gone() if self._closing else unloaded)
             assert self._work is not None
             self._work.cancel()
         elif self.state == "draining":

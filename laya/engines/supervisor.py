@@ -89,6 +89,11 @@ class Supervisor:
         owner = self._owners.get(model_id)
         return owner.load_percent if owner is not None else None
 
+    def cpu_s(self, model_id: str) -> float | None:
+        """How long an engine and what it started have computed, in seconds of all threads; None where there is none."""
+        owner = self._owners.get(model_id)
+        return owner.cpu_s if owner is not None else None
+
     async def ensure_ready(self, model_id: str) -> EngineAddress:
         """Load if need be; any number of callers share one load, and one that leaves does not end it for the others.
 

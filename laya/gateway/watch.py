@@ -3,13 +3,16 @@
 Two questions, asked of each engine a few times a second at no cost to requests. Does it live? It is asked for its slots
 now and then (a program for its health), which llama.cpp answers between two batches, so a slow prefill is no silence.
 Does it get on? A stream that was sent and has no first token must show prefill progress, where the engine tells it.
-Time counts only while this process itself runs, and from the start again after it was stopped: engines are mostly
-stopped with it, and may go on a little later. What is stuck is stopped, by force if need be, and loaded again.
+An engine that gets little of a busy machine is slow, not stuck: while it computes it is waited for, until it has
+computed for as long as all its threads could in that time and given nothing. Time counts only while this process itself
+runs, and from the start again after it was stopped: engines are mostly stopped with it, and may go on a little later.
+What is stuck is stopped, by force if need be, and loaded again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING
 
 from laya.errors import EngineStuck, LayaError
@@ -23,6 +26,17 @@ if TYPE_CHECKING:
 ASK_EVERY_S = 5.0
 IDLE_LIMIT_S = 20.0  # an engine without work answers at once, or it is not there
 LONGEST_STEP_S = 1.0  # between two sweeps; what is longer, this process was stopped for
+LOOK_AFTER_SHARE = 0.25  # of the limit: what is quiet for less is not asked for what it computes
+LEAST_CPU_SHARE = 0.01  # of one core; what an engine takes to answer questions is less
+
+
+@dataclasses.dataclass(slots=True)
+class _Work:
+    """What an engine has computed since it is quiet."""
+
+    began_cpu_s: float
+    seen_cpu_s: float
+    seen_s: float  # when it had last computed, by the watch's clock
 
 
 class Watch:
@@ -34,6 +48,7 @@ class Watch:
         self._swept_s: float | None = None
         self._life = ProgressWatch()
         self._progress = ProgressWatch()
+        self._work: dict[Endpoint, _Work] = {}
         self._n_answers: dict[Endpoint, int] = {}
         self._asked_s: dict[Endpoint, float] = {}  # by our clock; infinite while the answer is awaited
 
@@ -56,6 +71,7 @@ class Watch:
         """Its engine is a new one, or gone."""
         self._life.forget(endpoint.index)
         self._progress.forget(endpoint.index)
+        self._work.pop(endpoint, None)
         self._asked_s.pop(endpoint, None)
         self._n_answers.pop(endpoint, None)
 
@@ -75,12 +91,30 @@ class Watch:
         still_s = self._progress.look(endpoint.index, (*done, begun) if waiting else None, self._clock_s)
         answers = self._n_answers.get(endpoint, 0)
         silent_s = self._life.look(endpoint.index, (*done, begun, answers), self._clock_s)
-        if silent_s > (limit_s if endpoint.live else min(limit_s, IDLE_LIMIT_S)):
+        life_limit_s = limit_s if endpoint.live else min(limit_s, IDLE_LIMIT_S)
+        if self._computes(endpoint, max(silent_s, still_s), limit_s if waiting else life_limit_s):
+            return
+        if silent_s > life_limit_s:
             self._give_up(endpoint, f"it has not answered for {silent_s:.0f} s")
         elif still_s > limit_s:
             n = len(waiting)
             held = "1 request" if n == 1 else f"{n} requests"
             self._give_up(endpoint, f"it has held {held} for {still_s:.0f} s without any progress")
+
+    def _computes(self, endpoint: Endpoint, quiet_s: float, limit_s: float) -> bool:
+        """Whether it is only slow: it has computed within the limit, and less than all its threads could in it."""
+        if quiet_s < LOOK_AFTER_SHARE * limit_s:
+            self._work.pop(endpoint, None)
+            return False
+        cpu_s = self._fleet.supervisor.cpu_s(endpoint.name)
+        if cpu_s is None:
+            return False
+        work = self._work.setdefault(endpoint, _Work(cpu_s, cpu_s, self._clock_s - quiet_s))
+        if cpu_s - work.seen_cpu_s >= LEAST_CPU_SHARE * limit_s:
+            work.seen_cpu_s, work.seen_s = cpu_s, self._clock_s
+        n_threads = endpoint.planned.n_threads if endpoint.planned is not None else 1
+        is_spinning = cpu_s - work.began_cpu_s > limit_s * max(n_threads, 1)
+        return self._clock_s - work.seen_s <= limit_s and not is_spinning
 
     def _look_at_remote(self, endpoint: Endpoint, limit_s: float) -> None:
         """Another server is not ours to stop: a request of which it says nothing any more ends, or goes elsewhere."""

@@ -69,6 +69,25 @@ async def test_engine_that_gives_nothing_is_stopped_and_its_request_is_told(tmp_
         assert await gate.settled() == {"failed": 1, "served": 1}
 
 
+@pytest.mark.parametrize(("cpu_share", "is_stuck"), [(0.001, True), (0.03, False), (1.0, True)])
+async def test_engine_that_gets_little_of_the_machine_is_no_stuck_one(
+    tmp_path: Path, cpu_share: float, is_stuck: bool
+) -> None:
+    """The shares: what its answers to questions take, what a busy machine leaves it, and one that turns in circles."""
+    async with watched(tmp_path) as gate:
+        gate.supervisor.cpu_s = lambda model_id: cpu_share * gate.seconds  # type: ignore[attr-defined, method-assign]
+        client = await gate.client()
+        client.send(chat(stream=True))
+        await until(lambda: gate.engine.calls)
+        await look(gate, 3 * LIMIT_S)
+        assert len(stuck_events(gate)) == is_stuck
+        gate.supervisor.cpu_s = lambda model_id: 1.0  # type: ignore[method-assign]
+        if not is_stuck:  # now it is
+            await look(gate, LIMIT_S + 2)
+            assert len(stuck_events(gate)) == 1
+        assert (await client.answer()).error["code"] == "engine_stuck"
+
+
 async def test_drained_engine_that_is_stuck_is_stopped_and_not_started_again(tmp_path: Path) -> None:
     stopping, is_gone = [], asyncio.Event()
 
