@@ -93,7 +93,7 @@ class GatewayStats:
         self.guard_steps[step] = self.guard_steps.get(step, 0) + 1
 
     def count_unload(self, model_id: str, reason: str) -> None:
-        """reason: idle, evicted, pressure, oom, crashed, stuck, drained or requested."""
+        """reason: idle, evicted, pressure, oom, crashed, start_failed, stuck, drained or requested."""
         key = (model_id, reason)
         self.unloads[key] = self.unloads.get(key, 0) + 1
 

@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from laya.engines.held_memory import read_family
+from laya.engines.remains import groups_of
 from laya.types import MIB
 
 logger = logging.getLogger(__name__)
@@ -194,8 +195,10 @@ def make_group(kind: Kind, folder: Path, limit_bytes: int) -> None:
 
 
 def remove_group(folder: Path) -> bool:
-    """True when the group is gone; one that still has a process, or is not ours, stays."""
+    """True when the group is gone, with those made in it; one that still has a process, or is not ours, stays."""
     try:
+        for group in groups_of(folder)[:-1]:
+            group.rmdir()
         folder.rmdir()
     except FileNotFoundError:
         return True

@@ -1,9 +1,10 @@
-"""Owns: one child process of any kind: spawn, its two pipes, signals to its group, and its exit. Knows no engine.
+"""Owns: one child process of any kind: spawn, its two pipes, signals to it and what it started, and its exit, which is
+told once all that it started is gone too. Knows no engine.
 
 The child is spawned with `subprocess` and watched through a pidfd instead of asyncio's own subprocesses: reaping is
-then ours on every loop, what is left of the child's process group can be killed while its id cannot yet be reused,
-and the pipes are drained by protocols from the first byte. The document for its stdin travels in an anonymous file,
-so nothing blocks and nothing shows in `ps`.
+then ours on every loop, what is left of the child's process group can be killed while its id cannot yet be reused (what
+has left that group is remains.py's), and the pipes are drained by protocols from the first byte. The document for its
+stdin travels in an anonymous file, so nothing blocks and nothing shows in `ps`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from laya.engines.remains import GroupRemains, Remains, SeenRemains
 
 logger = logging.getLogger(__name__)
 
+REMAINS_LOOK_EVERY_S = 0.01
+REMAINS_WAIT_S = 10.0  # a process that the kernel holds for longer is told, and waited for no more
 PIPE_END_WAIT_S = 1.0  # after the exit, for the last lines, should something still hold the pipe
 
 
@@ -34,8 +40,12 @@ class Child:
         environment: dict[str, str],
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None],
+        control_group: Path | None = None,
     ) -> None:
-        """Raises OSError when no process can be made. `on_stdout` gets whole lines, `on_stderr` bytes as they come."""
+        """Raises OSError when no process can be made. `on_stdout` gets whole lines, `on_stderr` bytes as they come.
+
+        control_group: the folder of the one that the child enters, before it starts anything.
+        """
         # PR_SET_PDEATHSIG fires when the *thread* that forked ends, so it has to be the one that ends last.
         assert threading.current_thread() is threading.main_thread(), "children are spawned from the main thread"
         self._loop = asyncio.get_running_loop()
@@ -53,17 +63,31 @@ class Child:
             )
             opened_for_us.pop_all()
         self.pid = self._popen.pid
+        self._remains: Remains = SeenRemains(self.pid) if control_group is None else GroupRemains(control_group)
         self._read(stdout, _Lines(on_stdout))
         self._read(stderr, _Pipe(on_stderr, self._stderr_ended))
         pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(pidfd, self._on_exit, pidfd)
 
     def signal_group(self, signum: int) -> None:
-        """Signal the child and whatever it started; nothing when it is reaped already."""
+        """Signal the child and its process group, and with SIGKILL all else that it started; nothing when it is reaped
+        already."""
         # Until the child is reaped, the id of its group cannot belong to anybody else.
         if self._popen.returncode is None:
+            self._remains.look()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signum)
+            if signum == signal.SIGKILL:
+                self._remains.kill()
+
+    def look(self) -> None:
+        """Remember what it has started; now and then, while it runs."""
+        self._remains.look()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is reaped; what it started may still be ending."""
+        return self._popen.returncode is not None
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """True once the child is reaped, False when the time is over before."""
@@ -84,6 +108,15 @@ class Child:
         os.close(pidfd)
         self.signal_group(signal.SIGKILL)  # whatever it started goes with it
         self._popen.wait()
+        self._end_remains(self._loop.time() + REMAINS_WAIT_S)
+
+    def _end_remains(self, until_s: float) -> None:
+        """Kill what is left until nothing is."""
+        if not self._remains.kill():
+            if self._loop.time() < until_s:
+                self._loop.call_later(REMAINS_LOOK_EVERY_S, self._end_remains, until_s)
+                return
+            logger.error("what process %s started is not gone %g s after SIGKILL", self.pid, REMAINS_WAIT_S)
         timer = self._loop.call_later(PIPE_END_WAIT_S, self._finish)
         self._stderr_ended.add_done_callback(lambda _: self._finish())
         self.exited.add_done_callback(lambda _: timer.cancel())

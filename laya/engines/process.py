@@ -81,6 +81,7 @@ class EngineProcess:
         self._child: Child | None = None
         self._peak_bytes = 0  # the most that was seen of it and all it started
         self._gave_up: str | None = None  # the child's own last words
+        self._killed_for: str | None = None  # why Laya itself killed it
         self._listening: asyncio.Future[str] | None = None  # host:port
 
     async def start(self) -> EngineAddress:
@@ -99,7 +100,8 @@ class EngineProcess:
             except EngineFailed:
                 if not n_left or self.limit_hit is not None or not self._launcher.may_try_again(self.log):
                     raise
-                self.exit_reason, self._launcher = None, launcher_for(self.settings)
+                self.exit_reason = self._killed_for = None
+                self._launcher = launcher_for(self.settings)
             else:
                 break
         assert self.address is not None
@@ -113,12 +115,14 @@ class EngineProcess:
         try:
             return await asyncio.wait_for(self._unless_exited(child, self._become_ready()), timeout_s)
         except BaseException as error:
-            self.kill()
-            await child.wait()
+            too_late = None
             if isinstance(error, asyncio.TimeoutError):
                 waits_for = self._launcher.waits_for()
-                more = f": {waits_for}" if waits_for else ""
-                raise self._failure(f"not ready after {timeout_s:g} s (load_timeout_s){more}") from None
+                too_late = f"not ready after {timeout_s:g} s (load_timeout_s)" + (f": {waits_for}" if waits_for else "")
+            self._kill_for(too_late or "it is not wanted any more")
+            await child.wait()
+            if too_late is not None:
+                raise self._failure(too_late) from None
             raise
         finally:
             following.cancel()
@@ -134,10 +138,12 @@ class EngineProcess:
         if child is None or child.exited.done():
             return True
         self.state = "stopping"
-        for signum, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
-            child.signal_group(signum)
-            if await child.wait(wait_s):
-                return True
+        child.signal_group(signal.SIGTERM)
+        if await child.wait(TERM_WAIT_S):
+            return True
+        self._kill_for(f"it did not end within {TERM_WAIT_S:g} s of SIGTERM")
+        if await child.wait(KILL_WAIT_S):
+            return True
         logger.error(
             "engine %s (pid %s) is not gone %g s after SIGKILL", self.settings.engine_name, self.pid, KILL_WAIT_S
         )
@@ -147,6 +153,11 @@ class EngineProcess:
         """SIGKILL to the child and whatever it started; `wait_exit` tells when it is gone."""
         if self._child is not None:
             self._child.signal_group(signal.SIGKILL)
+
+    def _kill_for(self, why: str) -> None:
+        if self._child is not None and not self._child.has_ended:  # else it was not this that ended it
+            self._killed_for = self._killed_for or why
+        self.kill()
 
     async def wait_exit(self) -> str:
         """The reason of the exit, in words, once the child is reaped."""
@@ -159,6 +170,8 @@ class EngineProcess:
         reading = self._launcher.measure(self.pid) if self.pid is not None else None
         if reading is None:
             return None
+        if self._child is not None:
+            self._child.look()
         self._peak_bytes = max(self._peak_bytes, reading.peak_bytes)
         return msgspec.structs.replace(reading, peak_bytes=self._peak_bytes)
 
@@ -175,6 +188,7 @@ class EngineProcess:
                 environment=self._launcher.environment(),
                 on_stdout=self._on_report,
                 on_stderr=self._on_log,
+                control_group=self._ceiling.folder if self._ceiling is not None else None,
             )
         except OSError as error:
             if self._ceiling is not None:
@@ -258,6 +272,8 @@ class EngineProcess:
         if self.exit_reason is None:
             words = self.log.error_words(first=self.address is None)
             self.exit_reason = exit_words(returncode, words)
+            if self._killed_for is not None and returncode == -signal.SIGKILL:
+                self.exit_reason = f"killed by Laya: {self._killed_for}"
             if self._ceiling is not None:
                 self._ceiling.remove()
                 self.limit_hit = self._ceiling.hit() if returncode else None  # or what it started was killed

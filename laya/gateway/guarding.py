@@ -107,6 +107,7 @@ class Guarding:
         self._gpus = GpuMeter()
         self._gpus_read_s = float("-inf")
         self._others_on_gpu: dict[int, int] = {}
+        self._starting: set[str] = set()
         self._fired = asyncio.Event()
         supervisor.on_state(self._engine_changed)
 
@@ -234,10 +235,15 @@ class Guarding:
 
     def _engine_changed(self, model_id: str, state: ModelState, address: EngineAddress | None) -> None:
         if state != "failed":
+            (self._starting.add if state == "loading" else self._starting.discard)(model_id)
             return
-        hit = self._ceilings.hit(model_id)
-        self._stats.count_unload(self._model_of(model_id), "crashed" if hit is None else "oom")
-        if hit is None:
+        hit, was_starting = self._ceilings.hit(model_id), model_id in self._starting
+        self._starting.discard(model_id)
+        reason = "oom" if hit is not None else "start_failed" if was_starting else "crashed"
+        self._stats.count_unload(self._model_of(model_id), reason)
+        if hit is None and was_starting:  # why is told to who asked for it
+            self._events.add("engine_failed", f"the engine of '{model_id}' did not start", model=model_id)
+        elif hit is None:
             self._events.add("engine_failed", f"the engine of '{model_id}' ended by itself", model=model_id)
         else:
             text = f"the engine of '{model_id}' was {hit.words()}"

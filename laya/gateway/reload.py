@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laya.config import Config
-from laya.errors import ConfigError, LayaError
+from laya.errors import ConfigError, LayaError, ServerStopping
 from laya.gateway.draining import DEADLINE_S, finish
 from laya.gateway.reload_diff import ModelChange, Report, adopt, model_changed, settings_changed
 from laya.gateway.rolling import Rolling, Way
@@ -160,6 +160,8 @@ class Reloader:
                 await fleet.load(group[0])
             if group and fleet.is_wanted(group[0]):
                 await fleet.together.load_rest(group[0])
+        except ServerStopping:
+            logger.info("'%s' is not loaded anew: the server ends", model_id)
         except LayaError as error:
             fleet.events.add("reload_failed", f"'{model_id}' is not loaded anew: {error.message}", model=model_id)
         finally:

@@ -29,6 +29,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hold", type=int, default=0, help="MiB it takes at its first request but the start's")
     parser.add_argument("--by-child", action="store_true", help="another process of it takes what --hold says")
     parser.add_argument("--child", action="store_true", help="start a process that holds 32 MiB and sleeps")
+    parser.add_argument("--leaves", action="store_true", help="start a process that steps out of its session")
+    parser.add_argument("--detached", action="store_true", help="and whose parent has ended")
     parser.add_argument("--seconds-a-word", type=float, default=0.0)
     return parser.parse_args()
 
@@ -55,6 +57,7 @@ class Handler(BaseHTTPRequestHandler):
                     "cwd": os.getcwd(),
                     "pid": os.getpid(),
                     "child": CHILD.pid if CHILD else None,
+                    "left": LEFT,
                 }
             )
         else:
@@ -154,9 +157,29 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+def leave() -> int:
+    """The id of a process in a session of its own."""
+    if not ARGS.detached:
+        if pid := os.fork():
+            return pid
+        os.setsid()
+        time.sleep(600)
+    read_fd, write_fd = os.pipe()
+    if parent := os.fork():
+        os.waitpid(parent, 0)
+        return int(os.read(read_fd, 20))
+    os.setsid()
+    if pid := os.fork():
+        os.write(write_fd, b"%d" % pid)
+        os._exit(0)
+    time.sleep(600)
+    os._exit(0)
+
+
 HOLDER = "import time; held = bytearray(b'x') * ({} << 20); time.sleep(600)"
 SLEEPER = "import time; held = bytearray(b'x') * (32 << 20); time.sleep(600)"
 CHILD = subprocess.Popen([sys.executable, "-c", SLEEPER]) if ARGS.child else None
+LEFT = leave() if ARGS.leaves else None
 
 
 def main() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import uvloop
 
@@ -116,7 +118,41 @@ def test_what_the_program_started_is_measured_with_it_and_ends_with_it(
         assert reading is not None and reading.peak_bytes >= reading.anonymous_bytes
         assert await process.stop()
         await gone(child)
-        assert process.exit_reason == "killed by signal 9 (out of memory or kill)"
+        assert process.exit_reason == "killed by Laya: it did not end within 0.2 s of SIGTERM"
+
+    uvloop.run(scenario())
+
+
+def is_there(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("end", ["stops", "crashes", "is killed"])
+@pytest.mark.parametrize("has_group", [True, False])
+def test_what_left_its_session_ends_with_the_program(make: Make, log: EngineLog, has_group: bool, end: str) -> None:
+    ceilings, support = claim_ceilings()
+    if has_group and not support.has_hard_limit:
+        pytest.skip(f"no memory groups here: {support.words}")
+
+    async def scenario() -> None:
+        words = ["--leaves", *(["--detached"] if has_group else [])]  # without a group a parent that is gone hides it
+        settings = make(*words, ceiling_bytes=256 * MIB if has_group else None)
+        process = EngineProcess(settings, log, ceilings=ceilings if has_group else None)
+        await process.start()
+        left = (await told(process))["left"]
+        assert os.getsid(left) != process.pid
+        process.measure()  # as the gateway does now and then
+        if end == "stops":
+            assert await process.stop()
+        elif end == "is killed":
+            process.kill()
+        else:
+            os.kill(process.pid or 0, signal.SIGSEGV)
+        await process.wait_exit()
+        assert not is_there(left), "gone before its memory is given back"
+        if has_group:
+            assert ceilings.folder is not None
+            assert not list(ceilings.folder.glob(f"laya-{os.getpid()}-*"))
 
     uvloop.run(scenario())
 
@@ -144,6 +180,8 @@ def test_start_that_fails_says_why_and_leaves_nothing(make: Make, log: EngineLog
         with pytest.raises(EngineFailed, match=words):
             await process.start()
         assert process.state == "exited"
+        if waits_in_vain:
+            assert (process.exit_reason or "").startswith("killed by Laya: not ready after 2 s (load_timeout_s)")
 
     uvloop.run(scenario())
 

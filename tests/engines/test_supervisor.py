@@ -506,7 +506,7 @@ def test_shutdown_stops_all_and_refuses_what_comes_after(play: Callable[[Scenari
         await world.engine(2)
         await world.supervisor.shutdown()
         assert ready.stops == 1
-        with pytest.raises(EngineFailed):
+        with pytest.raises(ServerStopping, match="shutting down"):
             await loading
         assert world.state("b") == "unloaded"
         with pytest.raises(ServerStopping, match="shutting down"):

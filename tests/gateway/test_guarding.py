@@ -149,7 +149,13 @@ def test_other_deaths_are_events_too(at_work: SimpleNamespace) -> None:
     at_work.guarding._engine_changed("m", "ready", None)
     at_work.guarding._engine_changed("m", "failed", None)
     assert at_work.stats.unloads == {("m", "crashed"): 1}
-    assert [event.kind for event in at_work.events.after()] == ["engine_failed"]
+    for state in ("loading", "failed", "loading", "ready", "failed"):
+        at_work.guarding._engine_changed("slow", state, None)
+    assert at_work.stats.unloads == {("m", "crashed"): 1, ("slow", "start_failed"): 1, ("slow", "crashed"): 1}
+    ended, not_started = "the engine of '{}' ended by itself", "the engine of '{}' did not start"
+    told = [(event.kind, event.text) for event in at_work.events.after()]
+    words = [ended.format("m"), not_started.format("slow"), ended.format("slow")]
+    assert told == [("engine_failed", text) for text in words]
 
 
 def test_what_others_take_of_a_gpu_is_an_event(at_work: SimpleNamespace) -> None:

@@ -187,6 +187,26 @@ async def test_replicas_without_room_for_a_new_one_are_loaded_anew_at_once_and_t
     assert left not in pids.values()
 
 
+async def test_end_of_the_server_while_a_model_is_loaded_anew_is_no_failed_reload(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place.world.load("a")
+    is_loading = asyncio.Event()
+
+    async def loads(engine: WorldEngine) -> EngineAddress:
+        is_loading.set()
+        await asyncio.Event().wait()
+        raise AssertionError("it is cancelled")
+
+    monkeypatch.setattr(WorldEngine, "start", loads)
+    place.write(a="max_seq_len: 64")
+    await place.reload()
+    await is_loading.wait()
+    await place.world.supervisor.shutdown()
+    await place.settled()
+    assert [event for event in place.world.events() if event.kind == "reload_failed"] == []
+
+
 async def test_new_engine_that_fails_leaves_the_others_as_they_are(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
