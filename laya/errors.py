@@ -114,6 +114,14 @@ class ModelNotFound(NotFound):
         super().__init__(f"The model '{name}' does not exist.{hint}", param="model", nearest=close)
 
 
+class ModelRemoved(ModelNotFound):
+    """A model that a reload took away before its engine was there."""
+
+    def __init__(self, model_id: str) -> None:
+        message = f"The model '{model_id}' was taken out of the configuration before it was loaded."
+        NotFound.__init__(self, message, param="model")
+
+
 class ModelNotPulled(ModelNotFound):
     """A model of the catalogue that is not on this machine yet."""
 

@@ -69,10 +69,13 @@ class ModelOwner:
         self._post(self._on_demand, waiter, forced)
         return await waiter
 
-    async def unload(self, deadline_s: float) -> None:
-        """Returns when the engine is gone; requests in flight get at most `deadline_s` before."""
+    async def unload(self, deadline_s: float, why: LayaError | None = None) -> None:
+        """Returns when the engine is gone; requests in flight get at most `deadline_s` before.
+
+        why: what is told to who waits for a load that this ends.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._post(self._on_unload, done, deadline_s)
+        self._post(self._on_unload, done, deadline_s, why)
         await done
 
     async def close(self) -> None:
@@ -161,15 +164,15 @@ class ModelOwner:
             self._waiters.append(waiter)
             self._begin_load()
 
-    def _on_unload(self, done: asyncio.Future[None], deadline_s: float) -> None:
+    def _on_unload(self, done: asyncio.Future[None], deadline_s: float, why: LayaError | None) -> None:
         self._unloading.append(done)
         if self.state == "ready":
             self._set("draining")
             self._begin_stop(deadline_s)
         elif self.state == "loading":
             self._set("draining")
-            unloaded = EngineFailed(f"'{self.model_id}' was unloaded while it was loading", param="model")
-            self._answer_waiters(self._gone() if self._closing else unloaded)
+            why = why or EngineFailed(f"'{self.model_id}' was unloaded while it was loading", param="model")
+            self._answer_waiters(self._gone() if self._closing else why)
             assert self._work is not None
             self._work.cancel()
         elif self.state == "draining":

@@ -17,7 +17,7 @@ from laya.engines.hooks import Ending, EngineMaker, ModelHooks, SettingsFactory,
 from laya.engines.log import EngineLog, log_path
 from laya.engines.owner import ModelOwner
 from laya.engines.process import EngineProcess
-from laya.errors import ModelNotFound
+from laya.errors import LayaError, ModelNotFound
 from laya.types import EngineAddress, ModelState, ModelStatus, Task
 
 logger = logging.getLogger(__name__)
@@ -106,13 +106,13 @@ class Supervisor:
         """As `ensure_ready`, but asked for by a person: a back-off is ignored."""
         return await self._owner(model_id).ensure_ready(forced=True)
 
-    async def unload(self, model_id: str, deadline_s: float = DRAIN_S) -> None:
+    async def unload(self, model_id: str, deadline_s: float = DRAIN_S, why: LayaError | None = None) -> None:
         """Stop the engine once its requests are drained, at the latest after `deadline_s`; ends a load at once.
 
-        Requests that come meanwhile wait and load it again. Raises ModelNotFound; EngineFailed when not even SIGKILL
-        ends it.
+        Requests that come meanwhile wait and load it again. why: told to who waits for a load that this ends. Raises
+        ModelNotFound; EngineFailed when not even SIGKILL ends it.
         """
-        await self._owner(model_id).unload(deadline_s)
+        await self._owner(model_id).unload(deadline_s, why)
 
     def status(self) -> list[ModelStatus]:
         """All models in the order of registration. Reads /proc for the memory of those that run."""

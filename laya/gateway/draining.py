@@ -1,5 +1,6 @@
 """Owns: models that take nothing new while what they have been given is finished: drained by a person, or taken out of
-the configuration. Stops no engine before its requests are done, or the deadline has passed.
+the configuration. Stops no engine before its requests are done, or the deadline has passed; one that is still loading
+has none.
 
 A request for a drained model goes to another member of its pool, or is told when to come back; nothing waits for it.
 """
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from laya.errors import ModelDraining
+from laya.errors import ModelDraining, ModelRemoved
 
 if TYPE_CHECKING:
     from laya.gateway.endpoint import Endpoint
@@ -59,6 +60,18 @@ class Draining:
             raise ModelDraining(
                 f"'{name}' is drained and takes no new requests; `laya load {name}` ends that.", COME_BACK_S
             )
+
+    async def end_load(self, endpoint: Endpoint) -> None:
+        """It was taken out of the configuration: a load of it ends at once, and who waits for that hears why."""
+        fleet = self._fleet
+        if endpoint.pool is not None:
+            return
+        fleet.together.leave_to_others(endpoint)
+        if fleet.is_wanted(fleet.replicas(endpoint)[0]) and endpoint.queue:
+            return  # one engine fewer of a model that stays, and no other one is there yet
+        why = ModelRemoved(endpoint.model_id)
+        endpoint.fail_waiting(why)
+        await fleet.supervisor.unload(endpoint.name, 0.0, why)
 
     async def _drain(self, endpoint: Endpoint, deadline_s: float) -> None:
         try:

@@ -134,6 +134,8 @@ class Reloader:
         """What it has been given is finished, then its engine ends and it is forgotten; unless it is wanted again."""
         fleet = self._fleet
         try:
+            if endpoint in fleet.retiring:
+                await fleet.draining.end_load(endpoint)
             if await finish((endpoint,), DEADLINE_S, lambda: endpoint in fleet.retiring):
                 await fleet.unload(endpoint, deadline_s=0.0)
             if endpoint in fleet.retiring:

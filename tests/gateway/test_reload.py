@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from laya.config import ApiKey, Config, load_config
-from laya.errors import ConfigError, EngineFailed, MemoryBusy
+from laya.errors import ConfigError, EngineFailed, MemoryBusy, ModelRemoved
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.operating import ConfigSource
 from laya.gateway.reload import Reloader
@@ -205,6 +205,32 @@ async def test_end_of_the_server_while_a_model_is_loaded_anew_is_no_failed_reloa
     await place.world.supervisor.shutdown()
     await place.settled()
     assert [event for event in place.world.events() if event.kind == "reload_failed"] == []
+
+
+async def test_load_of_a_model_that_is_taken_out_ends_at_once_and_holds_up_no_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, is_loading = WorldEngine.start, asyncio.Event()
+
+    async def hangs(engine: WorldEngine) -> EngineAddress:
+        if engine.model_id != "a":
+            return await starts(engine)
+        is_loading.set()
+        await asyncio.Event().wait()
+        raise AssertionError("it is cancelled")
+
+    monkeypatch.setattr(WorldEngine, "start", hangs)
+    endpoint = place.fleet.find("a")
+    loading = asyncio.create_task(place.fleet.load(endpoint))
+    await is_loading.wait()
+    place.write(b="")
+    await place.reload()
+    with pytest.raises(ModelRemoved, match="'a' was taken out of the configuration before it was loaded"):
+        await loading
+    await place.world.load("b")
+    await place.settled()
+    assert list(place.pids()) == ["b"] and len(place.fleet.endpoints) == 1
+    place.world.check_books()
 
 
 async def test_new_engine_that_fails_leaves_the_others_as_they_are(
