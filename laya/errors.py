@@ -243,8 +243,14 @@ class EngineStuck(EngineFailed):
     code = "engine_stuck"
 
 
+class EngineRefused(EngineFailed):
+    """An engine that answers and does not do what Laya, not the client, asks it for: a wrong key, path or name."""
+
+    code, http_status = "engine_refused", 502
+
+
 class EngineBusy(EngineFailed):
-    """Another server has no room for a request now."""
+    """A program or another server has no room for a request now."""
 
     code, type, http_status = "engine_busy", "rate_limit_error", 429
 

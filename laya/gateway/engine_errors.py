@@ -13,6 +13,7 @@ from laya.errors import (
     ContextLengthExceeded,
     EngineBusy,
     EngineFailed,
+    EngineRefused,
     InvalidRequest,
     LayaError,
     ModelLoading,
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 _UNREADABLE = re.compile(r"(?i)failed to parse (?!input)|unable to generate parser|json.?schema|json\.exception\.")
 
 
+SAID_LIMIT_CHARS = 500
+
+
 def model_of(exchange: Exchange) -> str:
     return exchange.endpoint.model_id if exchange.endpoint else "?"
 
@@ -37,15 +41,15 @@ def _who_sees(exchange: Exchange) -> str:
     return f". Models here that see: {', '.join(able)}." if able else ". No model here sees: none has an 'mmproj'."
 
 
-def engine_error(status: int, body: bytes, exchange: Exchange) -> LayaError:
-    """What an engine answered instead of an answer, as one of Laya's errors."""
-    try:
-        error = msgspec.json.decode(body, type=dict[str, Any]).get("error") or {}
-    except msgspec.DecodeError:
-        error = {}
-    if not isinstance(error, dict):
-        error = {"message": str(error)}
-    message = str(error.get("message") or f"status {status} without a reason")
+def engine_error(status: int, headers: dict[bytes, bytes], body: bytes, exchange: Exchange) -> LayaError:
+    """What an engine answered instead of an answer, as one of Laya's. Its own faults and limits let another try."""
+    who = f"The {'server' if exchange.is_remote else 'engine'} of '{model_of(exchange)}'"
+    retry_s = _retry_after_s(headers)
+    if status in _REFUSALS or 300 <= status < 400 or (exchange.is_remote and status >= 500):
+        said = _fields(body).get("message") or f"status {status} without a reason"
+        return _own_fault(status, who, str(said)[:SAID_LIMIT_CHARS], retry_s)
+    error = _fields(body)
+    message = str(error.get("message") or f"{who} refused the request: status {status} without a reason")
     n_ctx, n_prompt_tokens = error.get("n_ctx"), error.get("n_prompt_tokens")
     if error.get("type") == "exceed_context_size_error" and isinstance(n_ctx, int) and isinstance(n_prompt_tokens, int):
         return ContextLengthExceeded(n_ctx, n_prompt_tokens)
@@ -53,41 +57,45 @@ def engine_error(status: int, body: bytes, exchange: Exchange) -> LayaError:
         hint = _who_sees(exchange) if message.startswith("image") else ""
         return NotSupported(f"The model '{model_of(exchange)}' can't do this: {message}{hint}")
     if message.startswith("logprobs is not supported with tools"):
-        return NotSupported(
-            f"The engine of '{model_of(exchange)}' gives no logprobs beside tools; leave out one of them.",
-            param="logprobs",
-        )
+        return NotSupported(f"{who} gives no logprobs beside tools; leave out one of them.", param="logprobs")
     if status == 503:
-        return ModelLoading(f"The engine of '{model_of(exchange)}' is not ready: {message}", 2.0)
+        return ModelLoading(f"{who} is not ready: {message}", retry_s or 2.0)
     if 400 <= status < 500 or _UNREADABLE.search(message):
         return InvalidRequest(message)
-    return EngineFailed(f"The engine of '{model_of(exchange)}' failed: {message}")
+    return EngineFailed(f"{who} failed: {message}", retry_after_s=retry_s)
 
 
-def remote_error(status: int, headers: dict[bytes, bytes], body: bytes, exchange: Exchange) -> LayaError:
-    """What another server answered instead of an answer. Its own faults and limits let a third one try."""
-    who = f"The server of '{model_of(exchange)}'"
-    retry_s = _retry_after_s(headers)
+# What no request of a client's is to blame for: Laya chose the engine, its key, its path and the model's name there.
+_REFUSALS = {
+    401: "refused Laya's key",
+    403: "refused Laya's key",
+    404: "does not know what it is asked for",
+    405: "does not know what it is asked for",
+    407: "wants a proxy's key",
+    408: "waited too long for the request",
+    429: "takes no more requests now",
+}
+
+
+def _own_fault(status: int, who: str, said: str, retry_s: float | None) -> EngineFailed:
     if status == 429:
-        return EngineBusy(f"{who} takes no more requests now: {_said(status, body)}", retry_after_s=retry_s or 1.0)
-    if status in (401, 403):
-        return EngineFailed(f"{who} refused Laya's key ({status}).")
-    if 300 <= status < 400:
-        return EngineFailed(f"{who} redirects, and redirects are not followed.")
-    if status == 404:
-        return EngineFailed(f"{who} does not know what it is asked for: {_said(status, body)}")
+        return EngineBusy(f"{who} {_REFUSALS[status]}: {said}", retry_after_s=retry_s or 1.0)
     if status >= 500:
-        return EngineFailed(f"{who} failed ({status}): {_said(status, body)}", retry_after_s=retry_s)
-    return engine_error(status, body, exchange)
+        return EngineFailed(f"{who} failed ({status}): {said}", retry_after_s=retry_s)
+    if status < 400:
+        return EngineRefused(f"{who} redirects ({status}), and redirects are not followed.")
+    if status in (401, 403):  # its words may quote the key
+        return EngineRefused(f"{who} {_REFUSALS[status]} ({status}).")
+    return EngineRefused(f"{who} {_REFUSALS[status]} ({status}): {said}", retry_after_s=retry_s)
 
 
-def _said(status: int, body: bytes) -> str:
+def _fields(body: bytes) -> dict[str, Any]:
+    """Of OpenAI's envelope; a mere text is a message."""
     try:
-        error = msgspec.json.decode(body, type=dict[str, Any]).get("error")
+        error = msgspec.json.decode(body, type=dict[str, Any]).get("error") or {}
     except msgspec.DecodeError:
-        error = None
-    message = error.get("message") if isinstance(error, dict) else error
-    return str(message or f"status {status} without a reason")[:500]
+        return {}
+    return error if isinstance(error, dict) else {"message": str(error)}
 
 
 def _retry_after_s(headers: dict[bytes, bytes]) -> float | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from laya.errors import EngineCrashed, EngineFailed, LayaError
 from laya.gateway.assemble import Assembler, UsageSum, encode
 from laya.gateway.body import ChatHead, CompletionHead, ParsedBody
-from laya.gateway.engine_errors import engine_error, model_of, remote_error
+from laya.gateway.engine_errors import engine_error, model_of
 from laya.gateway.metering import read_usage
 from laya.gateway.renaming import renamed
 from laya.gateway.sse import AnswerReader, EventReader, StreamFilter, event_bytes
@@ -52,13 +52,11 @@ class Relay:
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self._status = status
-        if status == 200 or not self.exchange.is_remote:  # what another server refuses, a third may take
-            self.exchange.let_go_of_body()
-        else:
-            self._error_headers = headers
         if status == 200:
+            self.exchange.let_go_of_body()
             self.on_good_head(headers)
-        else:
+        else:  # another engine may take what this one refuses
+            self._error_headers = headers
             self._error_parts: list[bytes] = []
 
     def on_data(self, data: bytes) -> None:
@@ -74,14 +72,11 @@ class Relay:
             self.on_good_end()
         else:
             body = b"".join(self._error_parts)
-            if self.exchange.is_remote:
-                error = remote_error(self._status, self._error_headers, body, self.exchange)
-                if self._status < 500 and isinstance(error, EngineFailed):
-                    # it did nothing for it: no work is done twice where another takes it
-                    self.exchange.dispatcher.retries.turned_away(self.exchange)
-                self.exchange.fail(error)
-            else:
-                self.exchange.fail(engine_error(self._status, body, self.exchange))
+            error = engine_error(self._status, self._error_headers, body, self.exchange)
+            if self._status < 500 and isinstance(error, EngineFailed):
+                # it did nothing for it: no work is done twice where another takes it
+                self.exchange.dispatcher.retries.turned_away(self.exchange)
+            self.exchange.fail(error)
 
     def on_broken(self, reason: str, *, reusable: bool) -> None:
         self.exchange.connection = None

@@ -37,7 +37,7 @@ class Retries:
         return self.try_elsewhere(exchange)
 
     def turned_away(self, exchange: Exchange) -> None:
-        """Another server answered that it will not do it: as if it had never been sent there."""
+        """An engine answered that it will not do it: as if it had never been sent there."""
         exchange.was_sent = False
         if exchange.endpoint is not None:
             self._dispatcher.fleet.health.failed(exchange.endpoint)

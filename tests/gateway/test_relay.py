@@ -296,8 +296,15 @@ REFUSED = [
     (500, {"message": "boom"}, 503, "engine_failed", "boom"),
     (418, "teapot", 400, "invalid_request", "teapot"),
     (502, None, 503, "engine_failed", "status 502 without a reason"),
-    (302, None, 503, "engine_failed", "status 302 without a reason"),
+    (302, None, 502, "engine_refused", "'stub' redirects (302)"),
+    (401, {"message": "no"}, 502, "engine_refused", "The engine of 'stub' refused Laya's key (401)"),
+    (403, None, 502, "engine_refused", "The engine of 'stub' refused Laya's key (403)"),
+    (404, {"message": "no model x"}, 502, "engine_refused", "does not know what it is asked for (404): no model x"),
+    (408, None, 502, "engine_refused", "The engine of 'stub' waited too long for the request (408)"),
+    (422, None, 400, "invalid_request", "The engine of 'stub' refused the request: status 422 without a reason"),
+    (429, {"message": "too many"}, 429, "engine_busy", "The engine of 'stub' takes no more requests now: too many"),
 ]
+OF_ENGINES = ("engine_failed", "engine_refused", "engine_busy")
 
 
 @pytest.mark.parametrize(("status", "said", "expected", "code", "words"), REFUSED)
@@ -313,7 +320,15 @@ async def test_engine_error_becomes_one_of_ours(
         assert (answer.status, answer.error["code"]) == (expected, code)
         assert words in answer.error["message"]
         assert (await client.ask(request(method="GET", path="/health"))).status == 200
-        assert await gate.settled() == {"failed" if code == "engine_failed" else "refused": 1}
+        assert (answer.headers.get("x-should-retry") == "false") is (expected in (400, 501))
+        assert await gate.settled() == {"failed" if code in OF_ENGINES else "refused": 1}
+
+
+async def test_busy_engine_says_when_to_come_again(tmp_path: Path) -> None:
+    raw = b"HTTP/1.1 429 X\r\nretry-after: 17\r\ncontent-length: 0\r\n\r\n"
+    async with front(tmp_path, answers(raw)) as gate:
+        answer = await gate.ask(chat())
+        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (429, "engine_busy", "17")
 
 
 @pytest.mark.parametrize(

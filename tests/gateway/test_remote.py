@@ -140,9 +140,9 @@ def test_headers_are_sent_and_no_byte_is_counted(others: Others, client: openai.
     ("mode", "status", "words"),
     [
         ("500", 503, r"failed \(500\): its own trouble"),
-        ("401", 503, r"refused Laya's key \(401\)"),
+        ("401", 502, r"refused Laya's key \(401\)"),
         ("429", 429, "takes no more requests now: too many"),
-        ("redirect", 503, "redirects, and redirects are not followed"),
+        ("redirect", 502, r"redirects \(302\), and redirects are not followed"),
         ("hang", 503, r"has said nothing for \d+ s"),
     ],
 )
