@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from laya.errors import InvalidRequest, NotSupported
+from laya.gateway.answer_format import Format
 from laya.gateway.body_errors import check_elements, explained, not_json
 from laya.gateway.decision import DecisionHead, check_decision
 from laya.gateway.engine_fields import EngineFields, check_engine_fields
-from laya.gateway.grammar import ToolHead, check_gbnf, check_schema, check_tools
+from laya.gateway.grammar import ToolHead, check_gbnf, check_tools
 from laya.gateway.keep_alive import seconds_of
 from laya.gateway.tool_choice import ForcedCalls, allowed_alone, forced_calls, read_choice
 from laya.routing import MOST_PREFIX_BYTES, prefix_blocks
@@ -143,6 +144,7 @@ class ParsedBody:
     n_seqs = 1
     has_tools = False  # that may be called
     forced: ForcedCalls | None = None  # what the answer must call
+    not_done: NotSupported | None = None  # what llama.cpp would pass over in silence; other engines may do it
     rewrites_calls = False  # the engine's events are not what the client is told
 
     def __init__(self, kind: EndpointKind, data: bytes, head: Head) -> None:
@@ -253,10 +255,12 @@ def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
 
 
 def _check_grammars(parsed: ParsedBody, head: RequestHead) -> None:
-    if head.response_format:
-        check_schema("response_format", parsed.fields["response_format"])
-    if head.json_schema:
-        check_schema("json_schema", parsed.fields["json_schema"])
+    for name in ("response_format", "json_schema"):
+        if getattr(head, name) is not None:
+            held = Format(name, parsed.fields[name])
+            parsed.not_done = held.not_held or parsed.not_done
+            if held.is_changed:
+                parsed.replace({name: held.value})
     if head.grammar:
         check_gbnf("grammar", head.grammar)
     if isinstance(head, ChatHead):

@@ -73,6 +73,25 @@ def ways_of_gbnf(grammar: str) -> int:
     return max((peak for _, peak in known.values()), default=1)
 
 
+def backwards_in_pattern(pattern: str) -> str | None:
+    """A repeat of a regular expression whose least is above its most, as in a{2,1}."""
+    return _backwards(_PATTERN, pattern)
+
+
+def backwards_in_gbnf(grammar: str) -> str | None:
+    """The same of a GBNF grammar."""
+    return _backwards(_GBNF, grammar)
+
+
+def _backwards(notation: re.Pattern[str], text: str) -> str | None:
+    for token in notation.finditer(text):
+        if token.lastgroup == "quantifier" and "," in token.group():
+            low, high = (each.strip().lstrip("0") for each in token.group().strip("{}").split(","))
+            if (len(low), low) > (len(high), high) and not token.group().strip("{} \t\r\n").endswith(","):
+                return token.group()
+    return None
+
+
 def _read(notation: re.Pattern[str], text: str, ways_of: Callable[[str], int]) -> tuple[int, int]:
     """Ways of the whole text to be empty, and the most ways of any place in it."""
     groups, peak = [_Group()], 1

@@ -56,7 +56,7 @@ class EngineFields(msgspec.Struct):
     cache_prompt: bool | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
-    json_schema: dict[str, msgspec.Raw] | bool | None = None
+    json_schema: dict[str, msgspec.Raw] | None = None
     grammar: str | None = None
     id_slot: int | None = None
     lora: Any = None

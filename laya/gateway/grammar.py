@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from laya.errors import InvalidRequest
-from laya.gateway.emptiness import ways_of_gbnf, ways_of_pattern
+from laya.gateway.emptiness import backwards_in_gbnf, backwards_in_pattern, ways_of_gbnf, ways_of_pattern
 
 # An enum of 500 values takes the default model about a second on two cores, one of 2000 ten, one of 20000 minutes.
 GRAMMAR_LIMIT_BYTES = 32 * 1024
@@ -20,6 +20,7 @@ ALTERNATIVES_LIMIT = 512
 EMPTY_WAYS_LIMIT = 32  # see laya.gateway.emptiness
 _CHOICES = frozenset({"enum", "anyOf", "oneOf", "allOf", "type"})
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_BOUNDS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum"))
 _REPEATS = "|?*{"  # each is a place where a grammar or a pattern may go more than one way
 
 
@@ -44,6 +45,7 @@ def check_gbnf(name: str, text: str) -> None:
     """The same for a grammar in llama.cpp's own notation."""
     _check_size(name, text.encode())
     _check_count(name, _ways(text))
+    _check_repeats(name, backwards_in_gbnf(text))
     try:
         n_empty = ways_of_gbnf(text)
     except RecursionError:
@@ -73,6 +75,7 @@ def alternatives(schema: Any, name: str = "schema") -> int:
             continue
         if not isinstance(node, dict):
             continue
+        _check_bounds(name, node)
         for key, value in node.items():
             if isinstance(value, list) and key in _CHOICES:
                 total += len(value)
@@ -80,6 +83,7 @@ def alternatives(schema: Any, name: str = "schema") -> int:
                 total += len(value)  # each property that may be left out is an alternative to the ones after it
             elif key == "pattern" and isinstance(value, str):
                 _check_size(name, value.encode())
+                _check_repeats(name, backwards_in_pattern(value))
                 _check_empty(name, ways_of_pattern(value))
                 total += _ways(value)
             if isinstance(value, (dict, list)):
@@ -112,6 +116,21 @@ def _check_count(name: str, n_alternatives: int) -> None:
             f"{ALTERNATIVES_LIMIT} at most.",
             param=name,
         )
+
+
+def _check_bounds(name: str, node: dict[str, Any]) -> None:
+    """An engine that counts down from the most to the least would never end."""
+    for least_name, most_name in _BOUNDS:
+        least, most = node.get(least_name), node.get(most_name)
+        if isinstance(least, (int, float)) and isinstance(most, (int, float)) and least > most:
+            raise InvalidRequest(
+                f"'{name}' has {least_name} {least} above {most_name} {most}: nothing can be both.", param=name
+            )
+
+
+def _check_repeats(name: str, backwards: str | None) -> None:
+    if backwards is not None:
+        raise InvalidRequest(f"'{name}' has the repeat {backwards[:40]}: its least is above its most.", param=name)
 
 
 def _check_empty(name: str, n_ways: int) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from laya.errors import InvalidRequest
+from laya.gateway.answer_format import schema_alone
 from laya.gateway.assemble import encode
 from laya.gateway.fields import read_fields, shown, without_nulls
 
@@ -172,7 +173,10 @@ def completion_of(asked: Generate) -> dict[str, Any]:
         if getattr(asked, name):
             raise InvalidRequest(f"'{name}' has no place in a prompt that is 'raw'.", param=name)
     logprobs = {"logprobs": asked.top_logprobs or 0 if asked.logprobs else None, "top_logprobs": None}
-    return without_nulls({"prompt": asked.prompt} | _common(asked) | logprobs)
+    body = _common(asked)
+    given = body.pop("response_format")  # of chats alone
+    schema = schema_alone(given) if given else None
+    return without_nulls({"prompt": asked.prompt, "json_schema": schema} | body | logprobs)
 
 
 def _common(asked: Generating) -> dict[str, Any]:

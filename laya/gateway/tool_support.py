@@ -22,7 +22,9 @@ _OF_TOOLS = "tokenizer.chat_template.tool_use"  # a second template, which engin
 
 
 def check_told(fleet: Fleet, endpoint: Endpoint, parsed: ParsedBody) -> None:
-    """Raise NotSupported for tools that the model would not be told of."""
+    """Raise NotSupported for tools that the model would not be told of, and for what its engine would pass over."""
+    if parsed.not_done is not None and endpoint.settings.engine == "llamacpp":
+        raise parsed.not_done
     if not parsed.has_tools or knows_tools(fleet, endpoint):
         return
     able = [group[0].model_id for group in fleet.groups()

@@ -78,7 +78,7 @@ def test_huge_grammar_is_refused(text: str) -> None:
 def test_schemas_of_ordinary_size_pass() -> None:
     schema = {"type": "object", "properties": {"a": enum_of(500), "b": {"type": ["string", "null"]}}}
     assert parse(response_format=response_format(schema), grammar='root ::= "a" | "b"', json_schema=schema)
-    assert parse(response_format={"type": "text"}, grammar="", json_schema=True)
+    assert parse(response_format={"type": "text"}, grammar="", json_schema={})
 
 
 def test_tools_of_a_forced_call_are_bounded_together() -> None:
@@ -166,6 +166,86 @@ def test_chain_of_rules_is_refused_or_passes() -> None:
 @given(st.text('ab(){}|?*+,09 ."[]\\\n:=#-'))
 def test_any_text_has_its_ways(text: str) -> None:
     assert ways_of_pattern(text) >= 1 and ways_of_gbnf("root ::= " + text) >= 1
+
+
+FORM = "response_format.json_schema.schema"
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({}, "response_format.type"),
+        ({"type": "json"}, "response_format.type"),
+        ({"type": ["text"]}, "response_format.type"),
+        ({"type": "json_schema"}, FORM),
+        ({"type": "json_schema", "schema": {"type": "object"}}, FORM),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, FORM),
+        (response_format(5), FORM),
+        (response_format(False), FORM),
+        (response_format(None), FORM),
+        ({"type": "json_object", "schema": 5}, "response_format.schema"),
+    ],
+)
+def test_format_that_holds_to_nothing_is_refused(given: dict[str, Any], param: str) -> None:
+    assert refusal(response_format=given).param == param
+
+
+@pytest.mark.parametrize("given", [{"type": "text"}, {"type": "json_object"}, {"type": "json_object", "schema": {}}])
+def test_formats_without_a_schema_pass_as_they_came(given: dict[str, Any]) -> None:
+    parsed = parse(response_format=given)
+    assert parsed.not_done is None and json.loads(parsed.data)["response_format"] == given
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": "^a{2,1}$"},
+        {"type": "string", "pattern": "^(a|b){3,0}$"},
+        {"properties": {"a": {"type": "string", "minLength": 3, "maxLength": 1}}},
+        {"type": "array", "minItems": 3, "maxItems": 1},
+        {"type": "integer", "minimum": 5, "maximum": 1},
+    ],
+)
+def test_bounds_the_wrong_way_round_are_refused(schema: dict[str, Any]) -> None:
+    """The engine would count from the one to the other until its memory is full."""
+    assert refusal(response_format=response_format(schema)).param == "response_format"
+    assert refusal(json_schema=schema).param == "json_schema"
+    for choice, param in (("auto", "tools[0]"), ("required", "tools")):
+        assert refusal(tools=[tool(schema)], tool_choice=choice).param == param
+
+
+def test_backwards_repeat_of_a_grammar_is_refused() -> None:
+    assert refusal(grammar='root ::= "a"{2, 1}').param == "grammar"
+    assert parse(grammar='root ::= "{2,1}" [{2,1}] "a"{1,2} "b"{2,} "c"{03,12}')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "held"),
+    [
+        (r"^\d{3}$", "^[0-9]{3}$"),
+        (r"^[\w.-]+@\w+$", "^[A-Za-z0-9_.-]+@[A-Za-z0-9_]+$"),
+        (r"^[\w-.]\W$", r"^[A-Za-z0-9_\x2d.][^A-Za-z0-9_\x22\x5c\x01-\x1f]$"),
+        (r"^\-\/\.$", r"^\x2d\x2f\.$"),
+        (r"^[[\]]a+?b$", r"^[\x5b\x5d]a+b$"),
+        ("^a|b$", "^a|b$"),
+        (r"^.[^\n][ \t]\s$", r"^[^\x22\x5c\x01-\x1f][^\x22\x5c\x01-\x1f][ ][ ]$"),
+        ('^"$', None), (r"^\\$", None), (r"^\n$", None), (r"^[\t]$", None),
+        ("[[", None), ("a", None), ("^a", None), ("a$", None), ("^", None), ("", None), (r"^a\$", None), ("^[a$", None),
+        ("^(?=a)b$", None), ("^(?i)a$", None), (r"^\ba$", None), (r"^(a)\1$", None), (r"^\p{L}$", None),
+        ("^a$b$", None),
+        (r"^[\D]$", None), (r"^[a-\d]$", None), ("^a++$", None),
+    ],
+)  # fmt: skip
+def test_patterns_come_in_the_engines_notation_or_are_told(pattern: str, held: str | None) -> None:
+    schema = {"properties": {"pattern": {"type": "string", "pattern": pattern}}, "const": {"pattern": "["}}
+    for fields in ({"response_format": response_format(schema)}, {"json_schema": schema}):
+        parsed = parse(**fields)
+        if held is None:
+            assert parsed.not_done is not None and json.dumps(pattern)[1:-1] in parsed.not_done.message
+        else:
+            assert parsed.not_done is None
+            assert json.dumps(pattern) == json.dumps(held) or json.dumps(held).encode() in parsed.data
+            assert b'"const":{"pattern":"["}' in parsed.data.replace(b" ", b"")
 
 
 def test_alternatives_counts_all_places() -> None:
