@@ -29,7 +29,7 @@ from laya.engines.held_memory import MemoryReading
 from laya.engines.launcher import StartSettings
 from laya.engines.launchers import launcher_for
 from laya.engines.log import EngineLog
-from laya.engines.progress import LoadProgress
+from laya.engines.progress import LoadProgress, until_still
 from laya.errors import PROGRAM_ADVICE, EngineFailed, EngineOutOfMemory
 from laya.types import EngineAddress
 
@@ -113,7 +113,7 @@ class EngineProcess:
         timeout_s = self.settings.load_timeout_s
         following = asyncio.ensure_future(self._progress.follow(child.pid))
         try:
-            return await asyncio.wait_for(self._unless_exited(child, self._become_ready()), timeout_s)
+            return await asyncio.wait_for(self._unless_exited(child, self._unless_still(child)), timeout_s)
         except BaseException as error:
             too_late = None
             if isinstance(error, asyncio.TimeoutError):
@@ -244,6 +244,23 @@ class EngineProcess:
             return await self._launcher.prove(host, int(port), self._api_key)
         except EngineFailed as error:
             raise self._failure(error.message) from None
+
+    async def _unless_still(self, child: Child) -> EngineAddress:
+        """The address once it is ready, or EngineFailed as soon as its load is stuck, which would hold up others."""
+        if not self._launcher.files:  # what a program does may be done elsewhere: in a container, by a service
+            return await self._become_ready()
+        ready, still = asyncio.ensure_future(self._become_ready()), asyncio.ensure_future(until_still(child.pid))
+        try:
+            ends: set[asyncio.Future[Any]] = {ready, still}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                return ready.result()
+        finally:
+            ready.cancel()
+            still.cancel()
+        stuck = f"it has neither read nor computed anything for {still.result():g} s"
+        self._kill_for(stuck)
+        raise self._failure(stuck)
 
     async def _unless_exited(self, child: Child, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, or EngineFailed as soon as the child is gone."""

@@ -2,7 +2,8 @@
 
 Of files that are mapped it is what of them is in the child's memory; of files that are read, what it has read since it
 opened one of them. So it is the same for every engine, and where the kernel says nothing nothing is claimed. Warming up
-comes after the last byte, so 100 is never reached here: that is said by the engine's first answer.
+comes after the last byte, so 100 is never reached here: that is said by the engine's first answer. Whether a load still
+goes on at all is asked of the kernel too.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from laya.engines.cpu_time import family_cpu_s
+from laya.engines.held_memory import family
 from laya.types import KIB
 
 LOOK_EVERY_S = 0.25
+STILL_S = 30.0  # a load that reads nothing and hardly computes for so long is stuck
+STILL_LOOK_EVERY_S = 1.0
+STILL_CPU_SHARE = 0.01  # of one core; what waits may look now and then whether it still has to
 MOST_SHARE_OF_TIME = 0.05  # spent looking: to count the pages of a very large file takes the kernel a while
 _ALMOST = 99
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
@@ -57,6 +63,35 @@ class LoadProgress:
         if self._read_before_bytes is None:
             self._read_before_bytes = n_bytes
         return n_bytes - self._read_before_bytes
+
+
+async def until_still(pid: int) -> float:
+    """Return when a child that should load does nothing any more: for how many seconds, of those in which this process
+    itself ran."""
+    step_s = min(STILL_LOOK_EVERY_S, STILL_S / 4)
+    still_s, cpu_s = 0.0, 0.0
+    read: tuple[int, ...] | None = None
+    while still_s < STILL_S:
+        await asyncio.sleep(step_s)
+        still_s += step_s
+        now_cpu_s, now_read = family_cpu_s(pid) or 0.0, _reads(pid)
+        if now_read is None or now_read != read or now_cpu_s - cpu_s > STILL_CPU_SHARE * STILL_S:
+            still_s, cpu_s, read = 0.0, now_cpu_s, now_read
+    return still_s
+
+
+def _reads(pid: int) -> tuple[int, ...] | None:
+    """What a child and all it started have read: bytes of calls, bytes that came from the disk, and pages of mapped
+    files that were waited for. None: not told."""
+    total = (0, 0, 0)
+    for each in family(pid):
+        try:
+            counts = dict(re.findall(r"^(\w+): (\d+)$", Path(f"/proc/{each}/io").read_text(), re.MULTILINE))
+            faults = Path(f"/proc/{each}/stat").read_text(errors="replace").rpartition(")")[2].split()[9]
+        except OSError:
+            return None
+        total = (total[0] + int(counts["rchar"]), total[1] + int(counts["read_bytes"]), total[2] + int(faults))
+    return total
 
 
 def _mapped_bytes(pid: int, files: set[str]) -> int | None:

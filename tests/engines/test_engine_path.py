@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,39 @@ def test_server_that_ignores_sigterm_is_killed(
         process = EngineProcess(make_settings(some_gguf, engine_path=llama_server, args={"stubborn": True}), log)
         await process.start()
         assert await process.stop() is True
-        assert process.exit_reason == "killed by signal 9 (out of memory or kill)"
+        assert process.exit_reason == "killed by Laya: it did not end within 0.1 s of SIGTERM"
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_load_that_does_nothing_any_more_is_given_up(
+    make_settings: MakeSettings,
+    some_gguf: Path,
+    llama_server: Path,
+    log: EngineLog,
+    monkeypatch: pytest.MonkeyPatch,
+    is_stopped: bool,
+) -> None:
+    """One that computes for longer than that is not."""
+    monkeypatch.setattr("laya.engines.progress.STILL_S", 0.8)
+    burn = "while time.process_time() < 1.6: pass\n"
+    llama_server.write_text(llama_server.read_text().replace("import sys\n", f"import sys\nimport time\n{burn}", 1))
+
+    async def scenario() -> None:
+        process = EngineProcess(make_settings(some_gguf, engine_path=llama_server), log)
+        starting = asyncio.create_task(process.start())
+        while process.pid is None:
+            await asyncio.sleep(0)
+        if not is_stopped:
+            await starting
+            await process.stop()
+            return
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(EngineFailed, match=r"has neither read nor computed anything for 0\.8 s"):
+            await starting
+        assert process.exit_reason == "killed by Laya: it has neither read nor computed anything for 0.8 s"
+        assert not Path(f"/proc/{process.pid}").exists()
 
     uvloop.run(scenario())
 
