@@ -163,7 +163,10 @@ class LayaProtocol(HttpToolsProtocol):
             # outside of the handler: what a callback raises here would be taken for the offer that was handled
             self._offers_upgrade = False
             rest = memoryview(rest)[n_read:]
-            self.parser.feed_data(without_upgrade(self.parser.get_method(), self.url, self.headers))
+            head = without_upgrade(self.parser.get_method(), self.url, self.headers)
+            self.parser = httptools.HttpRequestParser(self)  # one that has read "connection: close" reads no more
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+            self.parser.feed_data(head)
 
     def _give_up(self, error: LayaError) -> None:
         """No request can be read here any more. An answer that is on its way is finished first, untouched."""

@@ -455,6 +455,17 @@ async def test_upgrade_with_a_late_body_is_ignored(tmp_path: Path) -> None:
         assert (await client.ask(data[-20:])).status == 200
 
 
+@pytest.mark.parametrize("connection", ["Upgrade, close", "close, Upgrade, HTTP2-Settings"])
+async def test_upgrade_of_a_last_request_is_ignored(tmp_path: Path, connection: str) -> None:
+    async with front(tmp_path) as gate:
+        headers = (f"connection: {connection}", *UPGRADE[1:])
+        for sent in (request(CHAT, headers=headers), request(path="/health", method="GET", headers=headers)):
+            client = await gate.client()
+            answer = await client.ask(sent)
+            assert answer.status == 200 and answer.headers["connection"] == "close"
+            assert await client.closed()
+
+
 async def test_websocket_is_not_here(tmp_path: Path) -> None:
     async with front(tmp_path) as gate:
         headers = ("connection: Upgrade", "upgrade: websocket", "sec-websocket-version: 13")
