@@ -275,6 +275,8 @@ class Dispatcher:
         assert outcome is not None
         stats.in_flight -= 1
         stats.outcomes[outcome] += 1
+        if exchange.turns is not None:
+            exchange.turns.restore()
         self.settled(exchange)
         if exchange.account is not None:
             exchange.account.end(exchange)

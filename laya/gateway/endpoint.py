@@ -17,6 +17,7 @@ from laya.gateway.heads import origin_lines
 from laya.gateway.plain import PlainLane
 from laya.gateway.pool import UpstreamPool
 from laya.gateway.promises import needs_of, promised_tokens
+from laya.gateway.prompts import PromptTurns
 from laya.gateway.queueing import WaitingLine, priority_for
 from laya.gateway.upstream import UpstreamConnection
 from laya.memory import Admission
@@ -228,6 +229,9 @@ class Endpoint:
         if not admission.try_reserve(n_seqs, tokens):
             return False
         exchange.admission, exchange.reserved_seqs, exchange.reserved_tokens = admission, n_seqs, tokens
+        if parsed.n_seqs > parsed.n_choices:
+            exchange.turns = exchange.turns or PromptTurns(exchange)
+            exchange.turns.take(n_seqs // parsed.n_choices)
         self._add_live(exchange)
         return True
 
@@ -303,6 +307,10 @@ class Endpoint:
         if self.admission is not None:
             needs_of(exchange, self, self.admission)  # what can never run need not wait
         self.check_queue()
+        self.rejoin(exchange)
+
+    def rejoin(self, exchange: Exchange) -> None:
+        """Wait in line; also for a later turn of what was let in before, so that `queue_size` does not ask about it."""
         limit_s = self.settings.queue_timeout_s
         if self.pool is None:
             limit_s += self.settings.load_timeout_s

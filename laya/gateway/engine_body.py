@@ -36,6 +36,9 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
     for name, value in endpoint.settings.defaults.items():
         if name not in parsed.fields:
             changes[name] = value
+    is_split = exchange.turns is not None and exchange.turns.is_split
+    if exchange.turns is not None and is_split:
+        changes["prompt"] = exchange.turns.prompts_now()
     if not endpoint.is_llamacpp:
         return _for_others(exchange, endpoint, parsed, changes)
     if isinstance(head, RequestHead):
@@ -47,7 +50,7 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
         changes = {name: value for name, value in changes.items() if name not in NOT_BESIDE_CALLS}
         changes |= fields_of(parsed.forced)
         drop += NOT_BESIDE_CALLS
-    if parsed.wants_stream or parsed.rewrites_calls or not pool.address.cancels_whole:
+    if parsed.wants_stream or parsed.rewrites_calls or is_split or not pool.address.cancels_whole:
         changes |= _STREAM_FIELDS | _PROGRESS
     if endpoint.slots is not None:
         changes |= endpoint.slots.fields_for(exchange, endpoint.live)
@@ -69,7 +72,7 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
 def _for_others(exchange: Exchange, endpoint: Endpoint, parsed: ParsedBody, changes: dict[str, Any]) -> bytes:
     """For an engine that knows OpenAI's API and may refuse what is not in it: the rest goes as the client said it."""
     assert endpoint.pool is not None
-    if parsed.wants_stream or not endpoint.pool.address.cancels_whole:
+    if parsed.wants_stream or "prompt" in changes or not endpoint.pool.address.cancels_whole:
         changes |= _STREAM_FIELDS
     if exchange.has_default_length and parsed.max_tokens is not None:
         changes["max_tokens"] = parsed.max_tokens

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from laya.gateway.body import ParsedBody
     from laya.gateway.dispatch import Dispatcher
     from laya.gateway.endpoint import Endpoint
+    from laya.gateway.prompts import PromptTurns
     from laya.gateway.protocol import LayaProtocol
     from laya.gateway.slots import Slot
     from laya.gateway.upstream import UpstreamConnection
@@ -70,6 +71,7 @@ class Exchange(Answering):
     endpoint: Endpoint | None = None
     connection: UpstreamConnection | None = None
     stream = 0  # its number in the native pump, while it flows there
+    turns: PromptTurns | None = None  # of its prompts, where it has several
     slot: Slot | None = None  # the engine's sequence that it was given, where keys are kept apart
     upstream_body = b""
     taken = b""  # the request as it came, where the plain lane took it
@@ -199,6 +201,8 @@ class Exchange(Answering):
     def begin_anew(self) -> None:
         """Another replica gets it; what its engine said or did is forgotten."""
         self.n_moves += 1
+        if self.turns is not None and not self.head_sent:
+            self.turns.begin_anew()
         self.was_sent = self.sent_again = self.tried_later = self.engine_lost = False
         self.sent_s = self.first_token_s = self.heard_s = 0.0
         self.prefill_done = self.prefill_total = self.n_tokens_out = 0

@@ -16,13 +16,26 @@ def needs_of(exchange: Exchange, endpoint: Endpoint, admission: Admission) -> tu
     """Sequences, and the tokens of all of them. Raises InvalidRequest where that is more than there is."""
     parsed = exchange.parsed
     assert parsed is not None
-    n_seqs = parsed.n_seqs
-    if parsed.n_choices <= admission.max_num_seqs:  # the choices of a prompt run together, prompts take turns
-        n_seqs = min(n_seqs, admission.max_num_seqs)
-    tokens = promised_tokens(exchange, endpoint) * n_seqs
+    n_seqs, tokens_each = parsed.n_choices, promised_tokens(exchange, endpoint)
+    if parsed.n_seqs > n_seqs:  # the choices of a prompt run together, prompts take turns
+        n_seqs *= _prompts_now(exchange, endpoint, admission, tokens_each * n_seqs)
+    tokens = tokens_each * n_seqs
     if not admission.can_ever_fit(n_seqs, tokens):
         raise _never(endpoint, n_seqs, tokens)
     return n_seqs, tokens
+
+
+def _prompts_now(exchange: Exchange, endpoint: Endpoint, admission: Admission, tokens_each: int) -> int:
+    """How many of its prompts to let in: as many as have a place, but one where others wait; never none."""
+    parsed, turns = exchange.parsed, exchange.turns
+    assert parsed is not None
+    if len(endpoint.queue) > (exchange in endpoint.queue):
+        return 1
+    n_left = turns.n_left if turns is not None else parsed.n_seqs // parsed.n_choices
+    n_free = admission.free_seqs // parsed.n_choices
+    if admission.free_tokens is not None:
+        n_free = min(n_free, admission.free_tokens // tokens_each)
+    return max(1, min(n_left, n_free))
 
 
 def promised_tokens(exchange: Exchange, endpoint: Endpoint) -> int:

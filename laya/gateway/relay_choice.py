@@ -27,6 +27,10 @@ def relay_for(exchange: Exchange) -> Relay:
     """The way this exchange's answer goes."""
     parsed, endpoint = exchange.parsed, exchange.endpoint
     assert parsed is not None and endpoint is not None and endpoint.pool is not None
+    if exchange.turns is not None and exchange.turns.is_split:
+        own_name = endpoint.model_id if endpoint.pool.address.model is not None else None
+        streams = parsed.wants_stream and endpoint.settings.enable_streaming
+        return exchange.turns.relay(streams=streams, own_name=own_name)
     if endpoint.pool.address.dialect == "openai":
         return relay_for_others(exchange, parsed, endpoint.pool.address)
     if not parsed.generates:

@@ -34,7 +34,8 @@ class Sending:
     def send(self, exchange: Exchange, endpoint: Endpoint) -> None:
         assert exchange.parsed is not None
         exchange.sent_s = time.monotonic()
-        endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
+        if exchange.turns is None or not exchange.turns.n_answered:
+            endpoint.stats.queue_wait.observe(exchange.sent_s - exchange.arrived_s)
         try:
             if endpoint.is_remote:
                 check_hops(exchange.request_id)
@@ -121,6 +122,18 @@ class Sending:
             except LayaError as error:
                 exchange.fail(error)
         self._dispatcher.pump(endpoint)
+
+    def next_turn(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        """Some of its prompts are answered: it gives its places back and waits for the next ones behind the others."""
+        exchange.was_sent = exchange.sent_again = exchange.tried_later = False
+        exchange.read_s = time.monotonic()
+        endpoint.rejoin(exchange)
+        endpoint.release(exchange)
+        exchange.sent_s = 0.0  # only now: what was not sent leaves the line when it is released
+        if endpoint.pool is None:
+            self._dispatcher.fleet.wake(endpoint)
+        else:
+            self._dispatcher.pump(endpoint)
 
     def pump_soon(self, endpoint: Endpoint) -> None:
         """A place became free at an engine that may be dying: whoever waits is for the next one."""

@@ -1,0 +1,174 @@
+"""A list of prompts: as many run at once as have a place, and between two turns others are let in."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .front import chat, front, request, until
+from .scripted_engine import DONE, STREAM_HEAD, Call, chunk, event, hello
+from .test_relay import events_of
+
+pytestmark = pytest.mark.anyio
+
+
+def completion(prompts: list[Any], **fields: Any) -> bytes:
+    return request({"model": "stub", "prompt": prompts} | fields, "/v1/completions")
+
+
+async def says_prompts(call: Call) -> None:
+    """Answers each prompt with itself, as llama.cpp does: under its index in the list, with usage of its own."""
+    if not call.path.startswith("/v1/completions"):
+        await hello(call)
+        return
+    given = call.json["prompt"]
+    prompts = given if isinstance(given, list) else [given]
+    n = call.json.get("n", 1)
+    call.write(STREAM_HEAD)
+    figures = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    for index in range(len(prompts) * n):
+        for text, reason in ((f"<{prompts[index // n]}", None), (">", "stop")):
+            choice = {"index": index, "text": text, "finish_reason": reason}
+            call.write(chunk(event({"id": f"cmpl-{len(call.body)}", "choices": [choice]}, chat=False)))
+        call.write(chunk(event({"choices": [], "usage": figures}, chat=False)))
+    call.write(chunk(DONE) + b"0\r\n\r\n")
+
+
+PROMPTS = ["a", "bb", "ccc", "dddd", "eeeee"]
+USAGE = {
+    "prompt_tokens": 15,
+    "completion_tokens": 10,
+    "total_tokens": 25,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
+
+
+def prompts_asked(gate: Any) -> list[Any]:
+    return [body["prompt"] for body in gate.engine.bodies if "prompt" in body]
+
+
+@pytest.mark.parametrize("cancels_whole", [False, True])
+async def test_whole_answer_has_every_prompt_in_its_order(tmp_path: Path, cancels_whole: bool) -> None:
+    async with front(tmp_path, says_prompts, cancels_whole=cancels_whole, max_num_seqs=2) as gate:
+        answer = await gate.ask(completion(PROMPTS))
+        assert [choice["text"] for choice in answer.json["choices"]] == [f"<{prompt}>" for prompt in PROMPTS]
+        assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2, 3, 4]
+        assert answer.json["usage"] == USAGE
+        assert prompts_asked(gate) == [["a", "bb"], ["ccc", "dddd"], ["eeeee"]]
+        assert await gate.settled() == {"served": 1}
+
+
+async def test_stream_is_one_answer_under_one_id(tmp_path: Path) -> None:
+    async with front(tmp_path, says_prompts, max_num_seqs=2) as gate:
+        answer = await gate.ask(completion(PROMPTS, stream=True, stream_options={"include_usage": True}))
+        *events, last, done = events_of(answer)
+        assert done == "[DONE]"
+        assert last["usage"] == USAGE
+        assert len({each["id"] for each in (*events, last)}) == 1
+        texts = [""] * 5
+        for choice in (choice for each in events for choice in each["choices"]):
+            texts[choice["index"]] += choice["text"]
+        assert texts == [f"<{prompt}>" for prompt in PROMPTS]
+        assert await gate.settled() == {"served": 1}
+
+
+async def test_choices_of_a_prompt_stay_together(tmp_path: Path) -> None:
+    async with front(tmp_path, says_prompts, max_num_seqs=3) as gate:
+        answer = await gate.ask(completion(PROMPTS[:2], n=2))
+        assert [choice["text"] for choice in answer.json["choices"]] == ["<a>", "<a>", "<bb>", "<bb>"]
+        assert prompts_asked(gate) == [["a"], ["bb"]]
+        assert answer.json["usage"]["prompt_tokens"] == 6
+        assert answer.json["usage"]["completion_tokens"] == 8
+
+
+async def test_others_are_let_in_between_the_prompts(tmp_path: Path) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def script(call: Call) -> None:
+        if call.path.startswith("/v1/completions"):
+            begun.set()
+            await go_on.wait()
+        await says_prompts(call)
+
+    async with front(tmp_path, script, max_num_seqs=1) as gate:
+        long = asyncio.ensure_future(gate.ask(completion(["p"] * 2048)))
+        await begun.wait()
+        other = asyncio.ensure_future(gate.ask(chat()))
+        await until(lambda: len(gate.endpoint.queue) == 1)
+        go_on.set()
+        assert (await other).status == 200
+        assert len(prompts_asked(gate)) < 2048
+        assert len((await long).json["choices"]) == 2048
+        assert await gate.settled() == {"served": 2}
+
+
+async def test_client_that_leaves_between_two_turns_leaves_nothing(tmp_path: Path) -> None:
+    release = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        if not call.path.startswith("/v1/completions"):
+            await release.wait()
+        await says_prompts(call)
+
+    async with front(tmp_path, script, max_num_seqs=1) as gate:
+        gate.endpoint.hold("tests", "so that both wait")
+        client = await gate.client()
+        client.send(completion(PROMPTS, stream=True))
+        await until(lambda: len(gate.endpoint.queue) == 1)
+        other = asyncio.ensure_future(gate.ask(chat()))
+        await until(lambda: len(gate.endpoint.queue) == 2)
+        gate.endpoint.hold("tests", None)
+        gate.gateway.dispatcher.pump(gate.endpoint)
+        await until(lambda: prompts_asked(gate) and len(gate.endpoint.queue) == 1 and gate.endpoint.is_running)
+        await until(lambda: any("messages" in body for body in gate.engine.bodies))
+        client.abort()
+        await until(lambda: not gate.endpoint.queue)
+        release.set()
+        assert (await other).status == 200
+        assert await gate.settled() == {"cancelled": 1, "served": 1}
+
+
+async def test_engine_that_fails_in_a_later_turn_fails_the_request(tmp_path: Path) -> None:
+    async def script(call: Call) -> None:
+        if call.json["prompt"] != ["a"]:
+            call.reset()
+            return
+        await says_prompts(call)
+
+    async with front(tmp_path, script, max_num_seqs=1) as gate:
+        answer = await gate.ask(completion(PROMPTS))
+        assert answer.error["code"] == "engine_crashed"
+        broken = await gate.ask_broken(completion(PROMPTS, stream=True))
+        assert b"<a" in broken.body
+        assert b"engine_crashed" in broken.body
+        assert await gate.settled() == {"failed": 2}
+
+
+async def test_another_replica_begins_with_the_first_prompt(tmp_path: Path) -> None:
+    async with front(tmp_path, says_prompts, max_num_seqs=1, model={"replicas": 2}) as gate:
+        failing: list[Any] = []
+
+        async def fails_once(call: Call) -> None:
+            if call.json["prompt"] == ["ccc"] and not failing:
+                failing.append(call)
+                call.abort()
+                return
+            await says_prompts(call)
+
+        for engine in gate.engines:
+            engine.script = fails_once
+        answer = await gate.ask(completion(PROMPTS))
+        assert [choice["text"] for choice in answer.json["choices"]] == [f"<{prompt}>" for prompt in PROMPTS]
+        assert answer.json["usage"] == USAGE
+        assert failing
+
+
+async def test_turn_is_as_long_as_the_pool_of_tokens_allows(tmp_path: Path) -> None:
+    planned = {"kv_unified": True, "kv_pool_tokens": 300, "max_seq_len": 256, "n_batch": 32}
+    async with front(tmp_path, says_prompts, max_num_seqs=4, planned=planned) as gate:
+        answer = await gate.ask(completion(PROMPTS[:3], max_tokens=150))
+        assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2]
+        assert prompts_asked(gate) == [["a"], ["bb"], ["ccc"]]
