@@ -18,7 +18,7 @@ from laya.types import AskedSettings, RoutePolicy, Task
 _Level = TypeVar("_Level", bound=ModelSettings)
 
 
-REMOTE_PROGRESS_S = 600.0  # a whole answer of another server says nothing before it is there
+SILENT_PROGRESS_S = 600.0  # a program or another server tells no progress before its first byte
 CHAT_ANSWERS = 2  # a chat in a pool of tokens is as long as so many answers
 
 
@@ -112,7 +112,8 @@ def resolve(config: Config, model_id: str) -> ResolvedModel:
     remote = read_remote(entry) if entry.engine == "remote" else None
     if remote is not None:  # each address is an engine of its own: what one fails another serves
         decided["replicas"] = len(remote.urls)
-        decided.setdefault("progress_timeout_s", REMOTE_PROGRESS_S)
+    if remote is not None or entry.cmd is not None:
+        decided.setdefault("progress_timeout_s", SILENT_PROGRESS_S)
     return ResolvedModel(
         id=canonical_id,
         source=entry.source,

@@ -84,7 +84,6 @@ class Exchange(Answering):
     read_s = 0.0  # its body was complete
     noted_s = 0.0  # its client was last told that it waits
     sent_s = 0.0  # it went to the engine
-    heard_s = 0.0  # another server last said something of its answer
     first_token_s = 0.0
     prefill_done = 0
     prefill_total = 0
@@ -204,7 +203,7 @@ class Exchange(Answering):
         if self.turns is not None and not self.head_sent:
             self.turns.begin_anew()
         self.was_sent = self.sent_again = self.tried_later = self.engine_lost = False
-        self.sent_s = self.first_token_s = self.heard_s = 0.0
+        self.sent_s = self.first_token_s = 0.0
         self.prefill_done = self.prefill_total = self.n_tokens_out = 0
         if self.parsed is not None and self.parsed.max_tokens is None:  # said again with the body for its engine
             self.extra_headers = [each for each in self.extra_headers if not each.startswith(b"x-laya-max-tokens")]

@@ -200,10 +200,6 @@ class RemoteStream(StreamRelay):
     def is_steady(self) -> bool:
         return False
 
-    def on_good_data(self, data: bytes) -> None:
-        self.exchange.heard_s = time.monotonic()
-        super().on_good_data(data)
-
 
 class AssembledAnswer(Relay):
     """Stream in, whole answer out."""
@@ -304,8 +300,7 @@ class RenamedAnswer(Relay):
         self._parts: list[bytes] = []
 
     def on_good_data(self, data: bytes) -> None:
-        self.exchange.heard_s = time.monotonic()
-        self.exchange.first_token_s = self.exchange.first_token_s or self.exchange.heard_s
+        self.exchange.first_token_s = self.exchange.first_token_s or time.monotonic()
         self._parts.append(data)
 
     def on_good_end(self) -> None:

@@ -9,6 +9,8 @@ import asyncio
 import errno
 import logging
 import os
+import socket
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from laya.gateway.pool import UpstreamPool
 
 logger = logging.getLogger(__name__)
+_TCP_INFO_BYTES, _BYTES_RECEIVED_AT = 136, 128  # struct tcp_info of linux/tcp.h, tcpi_bytes_received
+_BYTES_RECEIVED = struct.Struct("=Q")
 _FAULT = "Laya could not relay its answer"
 
 
@@ -101,6 +105,13 @@ class UpstreamConnection(asyncio.Protocol):
     def fileno(self) -> int:
         assert self._transport is not None
         return int(self._transport.get_extra_info("socket").fileno())
+
+    def n_received(self) -> int:
+        """Bytes that came over it, by the kernel's count: while it is lent too."""
+        if self._transport is None:
+            return 0
+        info = self._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0])
 
     def lend(self, drop: Callable[[], None]) -> None:
         """Somebody else reads from it until `come_back`; `drop` is called if it is dropped before."""

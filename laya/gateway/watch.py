@@ -2,7 +2,8 @@
 
 Two questions, asked of each engine a few times a second at no cost to requests. Does it live? It is asked for its slots
 now and then (a program for its health), which llama.cpp answers between two batches, so a slow prefill is no silence.
-Does it get on? A stream that was sent and has no first token must show prefill progress, where the engine tells it.
+Does it get on? A stream that was sent and has no first token must show prefill progress, where the engine tells it;
+where it does not, every request must be heard of now and then (silence.py).
 An engine that gets little of a busy machine is slow, not stuck: while it computes it is waited for, until it has
 computed for as long as all its threads could in that time and given nothing. Time counts only while this process itself
 runs, and from the start again after it was stopped: engines are mostly stopped with it, and may go on a little later.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from laya.errors import EngineStuck, LayaError
 from laya.gateway.endpoint import Endpoint
+from laya.gateway.silence import Silence
 from laya.routing.health import ProgressWatch
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Watch:
         self._swept_s: float | None = None
         self._life = ProgressWatch()
         self._progress = ProgressWatch()
+        self._silence = Silence()
         self._work: dict[Endpoint, _Work] = {}
         self._n_answers: dict[Endpoint, int] = {}
         self._asked_s: dict[Endpoint, float] = {}  # by our clock; infinite while the answer is awaited
@@ -58,7 +61,7 @@ class Watch:
         self._swept_s = now_s
         self._clock_s += min(max(step_s, 0.0), LONGEST_STEP_S)
         if step_s > ASK_EVERY_S:  # stopped for so long that a question is missing
-            self._life, self._progress = ProgressWatch(), ProgressWatch()
+            self._life, self._progress, self._silence = ProgressWatch(), ProgressWatch(), Silence()
         for endpoint in list(self._fleet.endpoints.values()):
             if endpoint.is_serving:
                 self._look(endpoint)
@@ -71,15 +74,16 @@ class Watch:
         """Its engine is a new one, or gone."""
         self._life.forget(endpoint.index)
         self._progress.forget(endpoint.index)
+        self._silence.forget(endpoint)
         self._work.pop(endpoint, None)
         self._asked_s.pop(endpoint, None)
         self._n_answers.pop(endpoint, None)
 
     def _look(self, endpoint: Endpoint) -> None:
         limit_s = endpoint.settings.progress_timeout_s
-        if endpoint.is_remote:
-            self._look_at_remote(endpoint, limit_s)
-        if endpoint.pool is None or endpoint.pool.address.alive_path is None:
+        if endpoint.pool is None or (not endpoint.is_llamacpp and self._is_silent(endpoint, limit_s)):
+            return
+        if endpoint.pool.address.alive_path is None:
             return  # there is nothing to ask it for
         ask_every_s = min(ASK_EVERY_S, limit_s / 4)
         if self._clock_s - self._asked_s.setdefault(endpoint, self._clock_s) >= ask_every_s:
@@ -116,14 +120,20 @@ class Watch:
         is_spinning = cpu_s - work.began_cpu_s > limit_s * max(n_threads, 1)
         return self._clock_s - work.seen_s <= limit_s and not is_spinning
 
-    def _look_at_remote(self, endpoint: Endpoint, limit_s: float) -> None:
-        """Another server is not ours to stop: a request of which it says nothing any more ends, or goes elsewhere."""
-        now_s = self._fleet.now_s()
-        for exchange in list(endpoint.live):
-            since_s = max(exchange.sent_s, exchange.heard_s)
-            if exchange.connection is not None and not exchange.upstream_paused and now_s - since_s > limit_s:
-                text = f"The server of '{endpoint.model_id}' has said nothing for {now_s - since_s:.0f} s"
-                exchange.fail(EngineStuck(f"{text} (progress_timeout_s)."))
+    def _is_silent(self, endpoint: Endpoint, limit_s: float) -> bool:
+        """End requests of which nothing is heard any more, or have them served elsewhere. Another server is not ours to
+        stop; a program that has said nothing to any request meanwhile is stuck, and all of its requests end then."""
+        who = f"The {'server' if endpoint.is_remote else 'engine'} of '{endpoint.name}'"
+        for exchange, silent_s in self._silence.look(endpoint, self._clock_s).items():
+            if silent_s <= limit_s:
+                continue
+            if not endpoint.is_remote and self._silence.of_all(endpoint, self._clock_s) >= silent_s:
+                self._give_up(endpoint, f"it has said nothing to a request for {silent_s:.0f} s (progress_timeout_s)")
+                return True
+            text = f"{who} has said nothing to a request for {silent_s:.0f} s (progress_timeout_s)"
+            self._fleet.events.add("request_stuck", text, model=endpoint.model_id)
+            exchange.fail(EngineStuck(f"{text}."))
+        return False
 
     async def _ask(self, endpoint: Endpoint) -> None:
         pool = endpoint.pool

@@ -29,6 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hold", type=int, default=0, help="MiB it takes at its first request but the start's")
     parser.add_argument("--by-child", action="store_true", help="another process of it takes what --hold says")
     parser.add_argument("--child", action="store_true", help="start a process that holds 32 MiB and sleeps")
+    parser.add_argument("--moody", action="store_true", help="a request that says hang or stall gets that")
     parser.add_argument("--leaves", action="store_true", help="start a process that steps out of its session")
     parser.add_argument("--detached", action="store_true", help="and whose parent has ended")
     parser.add_argument("--seconds-a-word", type=float, default=0.0)
@@ -100,6 +101,9 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("max_tokens", 2) > 4096:
             message = "This model's maximum context length is 4096 tokens."
             return {"error": {"message": message, "code": "context_length_exceeded"}}, 400
+        self.mood = body["messages"][-1]["content"] if ARGS.moody else ""
+        if self.mood == "hang":
+            time.sleep(600)
         words = WORDS[: body.get("max_tokens", len(WORDS))]
         message: dict[str, Any] = {"role": "assistant", "content": "".join(words)}
         if body.get("tools") and body.get("tool_choice") != "none":
@@ -130,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             for delta in deltas:
                 self.event(meta, [{"index": 0, "delta": delta, "finish_reason": None}])
-                time.sleep(ARGS.seconds_a_word)
+                time.sleep(600 if self.mood == "stall" and delta.get("content") else ARGS.seconds_a_word)
             self.event(meta, [{"index": 0, "delta": {}, "finish_reason": reason}])
             if usage:
                 self.event(meta | {"usage": usage}, [])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +49,16 @@ models:
     served_model_name: their-name
     memory: 600MiB
     env: {{PYTHONSAFEPATH: "1"}}
+  moody:
+    engine: command
+    cmd: {python} {programs}/openai_program.py --port ${{PORT}} --model ${{MODEL}} --moody
+    memory: 96MiB
+    progress_timeout_s: 2
   nowhere:
     engine: command
     cmd: lama-server --port ${{PORT}}
 """
+HANG: Any = [{"role": "user", "content": "hang"}]
 WEATHER: ChatCompletionToolParam = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
@@ -162,6 +170,36 @@ def test_liar_ends_at_its_ceiling_and_its_neighbour_stays(programs: Serving, cli
     assert caught.value.code in ("engine_crashed", "engine_out_of_memory")
     assert model_state(programs, "own")["pid"] == pid
     client.chat.completions.create(model="own", messages=[{"role": "user", "content": "Hi"}])
+
+
+def test_request_that_gets_nothing_ends_and_the_program_that_serves_others_stays(
+    programs: Serving, client: openai.OpenAI
+) -> None:
+    client.chat.completions.create(model="moody", messages=[{"role": "user", "content": "Hi"}])
+    pid = model_state(programs, "moody")["pid"]
+    with ThreadPoolExecutor(1) as other:
+        hangs = other.submit(sdk(programs).chat.completions.create, model="moody", messages=HANG)
+        while not hangs.done():
+            client.chat.completions.create(model="moody", messages=[{"role": "user", "content": "Hi"}])
+            time.sleep(0.1)
+    with pytest.raises(openai.InternalServerError, match=r"has said nothing to a request for \d+ s") as caught:
+        hangs.result()
+    assert (caught.value.status_code, caught.value.code) == (503, "engine_stuck")
+    assert model_state(programs, "moody")["pid"] == pid
+
+
+def test_program_that_stalls_in_the_middle_of_all_it_has_is_started_anew(
+    programs: Serving, client: openai.OpenAI
+) -> None:
+    stall: Any = [{"role": "user", "content": "stall"}]
+    stream = client.chat.completions.create(model="moody", messages=stall, stream=True)
+    pid = model_state(programs, "moody")["pid"]
+    with pytest.raises(openai.APIError, match="is stuck: it has said nothing to a request"):
+        list(stream)
+    client.chat.completions.create(model="moody", messages=[{"role": "user", "content": "Hi"}])
+    assert model_state(programs, "moody")["pid"] != pid
+    with plain(programs) as http:
+        assert "engine_stuck" in {event["kind"] for event in http.get("/admin/events").json()["events"]}
 
 
 def test_program_that_is_not_there_fails_alone_with_the_nearest_name(client: openai.OpenAI) -> None:

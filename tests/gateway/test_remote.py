@@ -143,7 +143,7 @@ def test_headers_are_sent_and_no_byte_is_counted(others: Others, client: openai.
         ("401", 502, r"refused Laya's key \(401\)"),
         ("429", 429, "takes no more requests now: too many"),
         ("redirect", 502, r"redirects \(302\), and redirects are not followed"),
-        ("hang", 503, r"has said nothing for \d+ s"),
+        ("hang", 503, r"has said nothing to a request for \d+ s"),
     ],
 )
 def test_each_failure_has_its_answer(others: Others, client: openai.OpenAI, mode: str, status: int, words: str) -> None:
