@@ -193,7 +193,7 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = UNSET
     progress_timeout_s: Annotated[
         Annotated[float, Meta(ge=1)] | UnsetType,
-        Meta(description="Seconds an engine may give nothing for requests until it is started anew; not llama.cpp: 600."),
+        Meta(description="Seconds an engine may give requests nothing until it is started anew; not llama.cpp: 600."),
     ] = UNSET
     args: Annotated[
         dict[str, Any] | UnsetType,
