@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, TypeAlias
 
@@ -12,6 +13,8 @@ from laya.errors import InvalidRequest
 Raw: TypeAlias = msgspec.Raw
 # Decoded, a list of small things takes some thirty times its bytes. So many commas are more than any context holds.
 ELEMENTS_LIMIT = 2**19
+# Of one object. Engines look each member up among those before it: 90,000 take them half a minute.
+MEMBERS_LIMIT = 4096
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 _MISSING = re.compile(r"Object missing required field '(.*)'")
 _PLACE = " - at `$"  # what msgspec puts behind a reason, which may quote a value that has the same in it
@@ -21,6 +24,26 @@ def check_elements(data: bytes) -> None:
     """Raise InvalidRequest for what has more elements than are decoded."""
     if len(data) > ELEMENTS_LIMIT and data.count(b",") > ELEMENTS_LIMIT:
         raise InvalidRequest(f"The request body has more than {ELEMENTS_LIMIT} elements.")
+    if len(data) > MEMBERS_LIMIT and data.count(b":") > MEMBERS_LIMIT:
+        try:
+            _MEMBERS.decode(data.decode(errors="replace"))
+        except (ValueError, RecursionError) as error:
+            raise not_json(error) from None
+
+
+def _check_members(members: list[tuple[str, Any]]) -> None:
+    """Raise InvalidRequest for an object that has too many."""
+    if len(members) > MEMBERS_LIMIT:
+        raise InvalidRequest(
+            f"The request body has an object with {len(members)} members, '{members[0][0][:60]}' the first; "
+            f"one object takes {MEMBERS_LIMIT}."
+        )
+
+
+# with each member of an object, also where one is said again; numbers are not read, as Python refuses very long ones
+_MEMBERS = json.JSONDecoder(
+    object_pairs_hook=_check_members, strict=False, parse_int=len, parse_float=len, parse_constant=len
+)
 
 
 def not_json(error: Exception) -> InvalidRequest:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laya.gateway.body import CompletionHead, ParsedBody, RequestHead
-from laya.gateway.engine_fields import look_back
+from laya.gateway.engine_fields import UNREAD_FIELDS, look_back
 from laya.gateway.tool_choice import NOT_BESIDE_CALLS, fields_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
         changes |= look_back(head, changes, planned.max_seq_len)
     drop: tuple[str, ...] = ("max_completion_tokens", "n_predict")
     if not parsed.is_plain:
-        drop += ("keep_alive",)
+        drop += UNREAD_FIELDS
     if parsed.forced is not None:
         changes = {name: value for name, value in changes.items() if name not in NOT_BESIDE_CALLS}
         changes |= fields_of(parsed.forced)

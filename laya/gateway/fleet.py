@@ -18,6 +18,7 @@ from laya.engines.launcher import StartSettings
 from laya.engines.supervisor import Supervisor
 from laya.errors import LayaError
 from laya.gateway.corrections import Corrections
+from laya.gateway.counting import counted_bytes_most
 from laya.gateway.draining import Draining
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
@@ -249,6 +250,8 @@ class Fleet(Shown):
     def _ended(self, endpoint: Endpoint, ending: Ending) -> None:
         """What the engine held is known now: learn from it, and do not insist on what could not be."""
         plan, hit = self.plans[endpoint.name], ending.limit_hit
+        if hit is not None and endpoint.pool is not None and endpoint.pool.counting.may_have_killed:
+            return  # no plan is to blame for what was read beside all requests
         self._outgrown.ended(endpoint.name, plan, ending)
         if plan.fits:  # what was loaded anyway was given less than its plan
             peak_bytes = ending.peak_bytes if hit is None else hit.peak_bytes
@@ -259,6 +262,9 @@ class Fleet(Shown):
         plan = self.plans[endpoint.name]
         template = endpoint.settings.chat_template or self.files[endpoint.model_id].chat_template or ""
         endpoint.open(address, plan, template_bytes=max(len(template.encode()), 1024))
+        if endpoint.pool is not None and endpoint.is_llamacpp:
+            most_bytes = counted_bytes_most(plan, endpoint.settings.memory_limit_bytes)
+            endpoint.pool.counting.most_bytes = most_bytes
         endpoint.slots = None if self.config.server.share_prompt_cache else slots_of(address, plan.settings)
         self.router.set_capacity(endpoint.index, plan.settings.max_num_seqs, plan.settings.kv_pool_tokens)
         self.loading.post_measured()

@@ -14,6 +14,7 @@ import msgspec
 from laya.errors import ContextLengthExceeded, InvalidRequest
 from laya.gateway.body import ChatHead, CompletionHead, EmbeddingHead, MessageHead, ParsedBody, RerankHead, parse_body
 from laya.gateway.decision import DecisionHead, longest_text
+from laya.gateway.engine_fields import UNREAD_FIELDS
 from laya.gateway.trim import answer_tokens, fewest_dropped
 from laya.types import EndpointKind
 
@@ -22,8 +23,16 @@ if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
 
 
+class _Part(msgspec.Struct):
+    type: str | None = None
+
+
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _MESSAGES = msgspec.json.Decoder(list[MessageHead])
+# of a chat's body: what is no part of its prompt, and may be large
+NOT_OF_THE_PROMPT = ("stream", "stream_options", "n", "stop", "logit_bias", "user", "prompt_cache_key", *UNREAD_FIELDS)
+_ENVELOPE_BYTES = 256  # of a body, around its messages
+_PART = msgspec.json.Decoder(_Part)
 BYTES_A_TOKEN_MOST = 32  # of text, on average over a whole prompt: what packs more is no text
 COUNTED_BYTES_LEAST = 4096 * BYTES_A_TOKEN_MOST  # so a coding agent's first request is, however small the window
 
@@ -50,7 +59,7 @@ def must_count(exchange: Exchange, endpoint: Endpoint) -> bool:
 def refuse_hopeless(exchange: Exchange, endpoint: Endpoint) -> None:
     """Raise ContextLengthExceeded for a text that no tokenizer brings into the context.
 
-    The engine is not asked: reading a text takes it some sixty times the text's bytes, which nobody planned.
+    The engine is not asked: reading a text takes it many times the text's bytes, which nobody planned.
     """
     parsed, planned = exchange.parsed, endpoint.planned
     assert parsed is not None and planned is not None
@@ -110,7 +119,11 @@ async def _trimmed(exchange: Exchange, endpoint: Endpoint) -> int:
     assert parsed is not None and planned is not None
     raw = _RAW_LIST.decode(parsed.fields["messages"])
     sizes = [len(bytes(message)) for message in raw]
-    limit_bytes = planned.max_seq_len * BYTES_A_TOKEN_MOST
+    pool = endpoint.pool
+    assert pool is not None
+    rest_bytes = _counted_bytes(parsed) - sum(sizes)  # tools
+    most_bytes = max(0, pool.counting.most_bytes - rest_bytes - len(sizes) - _ENVELOPE_BYTES)
+    limit_bytes = min(planned.max_seq_len * BYTES_A_TOKEN_MOST, most_bytes)
 
     def without(dropped: Sequence[int]) -> dict[str, Any]:
         gone = set(dropped)
@@ -118,7 +131,7 @@ async def _trimmed(exchange: Exchange, endpoint: Endpoint) -> int:
 
     async def count(dropped: Sequence[int]) -> int:
         n_bytes = sum(sizes) - sum(sizes[index] for index in dropped)
-        if n_bytes > limit_bytes and endpoint.settings.mmproj is None:
+        if n_bytes > planned.max_seq_len * BYTES_A_TOKEN_MOST and endpoint.settings.mmproj is None:
             return n_bytes // BYTES_A_TOKEN_MOST  # the engine is not asked for what is hopeless
         return await count_tokens(endpoint, parsed, without(dropped))
 
@@ -137,13 +150,20 @@ async def _trimmed(exchange: Exchange, endpoint: Endpoint) -> int:
 
 
 async def count_tokens(endpoint: Endpoint, parsed: ParsedBody, changes: dict[str, Any] | None = None) -> int:
-    """Exact prompt tokens of one sequence (of the longest, where there are several prompts)."""
+    """Exact prompt tokens of one sequence (of the longest, where there are several prompts).
+
+    Raises InvalidRequest for more text than the engine is given to count.
+    """
     pool = endpoint.pool
     assert pool is not None
-    head = parsed.head
+    head, counting = parsed.head, pool.counting
     if isinstance(head, ChatHead):
-        body = parsed.edited(changes or {}, drop=("stream", "n"))
-        status, answer = await pool.fetch("POST", "/v1/chat/completions/input_tokens", body)
+        body = parsed.edited(changes or {}, drop=NOT_OF_THE_PROMPT)
+        n_bytes = len(body)
+        if endpoint.settings.mmproj is not None and n_bytes > counting.most_bytes:
+            n_bytes -= _image_bytes(parsed)
+        counting.check(n_bytes, "The prompt", param="messages")
+        status, answer = await counting.ask("/v1/chat/completions/input_tokens", body, n_bytes)
         if status != 200:
             raise InvalidRequest(message_of(answer))
         return int(msgspec.json.decode(answer)["input_tokens"])
@@ -153,11 +173,27 @@ async def count_tokens(endpoint: Endpoint, parsed: ParsedBody, changes: dict[str
             counts.append(len(text))
             continue
         request = msgspec.json.encode({"content": text, "add_special": True})
-        status, answer = await pool.fetch("POST", "/tokenize", request)
+        counting.check(len(request), "The text", param=_param_of(parsed))
+        status, answer = await counting.ask("/tokenize", request, len(request))
         if status != 200:
             raise InvalidRequest(message_of(answer))
         counts.append(len(msgspec.json.decode(answer)["tokens"]))
     return max(counts)
+
+
+def _counted_bytes(parsed: ParsedBody) -> int:
+    return sum(len(name) + len(bytes(raw)) for name, raw in parsed.fields.items() if name not in NOT_OF_THE_PROMPT)
+
+
+def _image_bytes(parsed: ParsedBody) -> int:
+    """Of the parts of messages that are no text."""
+    parts = (
+        bytes(part)
+        for message in _MESSAGES.decode(parsed.fields["messages"])
+        if isinstance(message.content, list)
+        for part in message.content
+    )
+    return sum(len(part) for part in parts if _PART.decode(part).type in ("image_url", "input_audio"))
 
 
 def _texts_of(head: object) -> list[Any]:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from laya.gateway.counting import Counting
 from laya.gateway.outbox import Outbox
 from laya.gateway.upstream import UpstreamConnection
 from laya.types import EngineAddress
@@ -31,6 +32,7 @@ class UpstreamPool:
         self._closed = False
         self.outbox = Outbox()
         self._asking = asyncio.Semaphore(FETCHES_AT_ONCE)
+        self.counting = Counting(self.fetch)
         key = f"authorization: Bearer {address.api_key}\r\n" if address.api_key else ""
         more = "".join(f"{name}: {value}\r\n" for name, value in address.headers)
         self._base = f" {address.base_path}/".encode() if address.base_path != OPENAI_BASE else None

@@ -25,8 +25,8 @@ from laya.gateway.pool import UpstreamPool
 from laya.types import EndpointKind
 
 _TOKEN = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-_BYTES_MOST = 4 * 2**20  # of a text: reading one takes an engine some sixty times its bytes
 _TOKENS_MOST = 2**20
+_PIECES_SHARE = 3  # with its pieces, a token takes the engine so much more
 
 
 class Tokenize(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -77,10 +77,18 @@ class Tokenizers:
                                param="model")  # fmt: skip
         return endpoint
 
-    async def ask(self, exchange: InnerExchange, endpoint: Endpoint, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """What the engine says. Raises InvalidRequest with its words, EngineFailed where it can't be reached."""
+    async def ask(
+        self, exchange: InnerExchange, endpoint: Endpoint, path: str, body: dict[str, Any], n_bytes: int | None = None
+    ) -> dict[str, Any]:
+        """What the engine says to a body of so much text; None: all of it is.
+
+        Raises InvalidRequest with its words, or for too much text, EngineFailed where it can't be reached.
+        """
+        data, counting = msgspec.json.encode(body), _pool(endpoint).counting
+        n_bytes = len(data) if n_bytes is None else n_bytes
+        counting.check(n_bytes, "The text")
         try:
-            status, answer = await _pool(endpoint).fetch("POST", path, msgspec.json.encode(body))
+            status, answer = await counting.ask(path, data, n_bytes)
         except OSError as error:
             raise _unreachable(endpoint, error) from None
         if status != 200:
@@ -144,12 +152,13 @@ class TokensApi:
         elif asked.messages is not None:
             text, special = await self._rendered(exchange, endpoint, asked), asked.add_special_tokens
         assert text is not None
-        if len(text) > _BYTES_MOST:
-            raise InvalidRequest(f"The text has {len(text)} characters; one request takes {_BYTES_MOST}.")
-        of_pieces = bool(asked.with_pieces or asked.return_token_strs)
+        n_bytes, of_pieces = len(text.encode()), bool(asked.with_pieces or asked.return_token_strs)
+        if of_pieces:
+            _pool(endpoint).counting.check(n_bytes, "The text (with its pieces)", share=_PIECES_SHARE)
+            n_bytes *= _PIECES_SHARE
         question = {"content": text, "add_special": bool(special), "with_pieces": of_pieces}
         question["parse_special"] = asked.parse_special is not False
-        found = (await self._tokenizers.ask(exchange, endpoint, "/tokenize", question))["tokens"]
+        found = (await self._tokenizers.ask(exchange, endpoint, "/tokenize", question, n_bytes))["tokens"]
         if asked.content is not None:
             return reply({"tokens": found})
         assert endpoint.planned is not None
@@ -168,7 +177,10 @@ class TokensApi:
         asked = read_fields(body, Detokenize, "/detokenize")
         endpoint = await self._tokenizers.endpoint_for(exchange, asked.model)
         try:
-            text = (await self._tokenizers.ask(exchange, endpoint, "/detokenize", {"tokens": asked.tokens}))["content"]
+            found = await self._tokenizers.ask(
+                exchange, endpoint, "/detokenize", {"tokens": asked.tokens}, len(asked.tokens)
+            )
+            text = found["content"]
         except InvalidRequest as error:
             raise InvalidRequest(
                 f"'tokens' has one that is not in the vocabulary of '{endpoint.model_id}' ({error.message}).",

@@ -31,6 +31,7 @@ def test_share_is_read_where_its_path_says() -> None:
 def test_engine_sleeps_early_at_barriers_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     assert environment()["GOMP_SPINCOUNT"] == "1000"
+    assert environment()["MALLOC_ARENA_MAX"] == "1"
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     assert environment()["GOMP_SPINCOUNT"] == "7"
 

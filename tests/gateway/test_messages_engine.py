@@ -153,6 +153,26 @@ def test_tokens_there_and_back(server: Serving) -> None:
         assert "say one of them" in both.json()["error"]["message"]
 
 
+def test_largest_texts_leave_the_engine_below_its_plan(server: Serving) -> None:
+    """Blanks and digits take an engine the most of all texts; each thread of it would keep what its text took."""
+    before = model_state(server)
+    with plain(server) as http:
+        refusal = http.post("/tokenize", json={"model": "smollm2", "content": "q z " * 750_000}).json()["error"]
+        most = refusal["max_bytes"]
+        for sign in " 7":
+            for path, name in (("/tokenize", "content"), ("/v1/responses/input_tokens", "input")):
+                for _ in range(3):
+                    asked = {"model": "smollm2", name: sign * (most - 2000)}
+                    answer = http.post(path, json=asked, headers={"connection": "close"})
+                    assert answer.status_code == 200, answer.text
+        pieces = {"model": "smollm2", "content": "7" * (most // 3 - 2000), "with_pieces": True}
+        assert http.post("/tokenize", json=pieces).status_code == 200
+    after = model_state(server)
+    assert after["pid"] == before["pid"]
+    grown_bytes = after["measured_bytes"] - sum(device["total_bytes"] for device in after["plan"]["devices"])
+    assert grown_bytes < 0.05 * sum(device["total_bytes"] for device in after["plan"]["devices"])
+
+
 def test_forced_call_is_made_and_streamed(server: Serving) -> None:
     question = user("What is the weather in Paris?")
     made = ask(server, messages=question, tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=60)
