@@ -308,7 +308,7 @@ bool PlainBody::read_value(Scanner& scan, Field field) noexcept {
         case SEED:
             return scan.digits(18, whole);
         case STOP:
-            return scan.string(text, has_escapes);
+            return scan.string(text, has_escapes) && text.size() > 2;  // an empty one is refused
         case N:
             return scan.digits(1, whole) && whole == 1;
         case FIELD_COUNT:

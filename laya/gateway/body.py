@@ -28,6 +28,8 @@ Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
 TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # what an engine holds one in: a larger one would wrap
+Texts: TypeAlias = str | list[str | TokenId | list[TokenId]]
 ChoiceCount = Annotated[int, msgspec.Meta(ge=1, le=128)]
 Role = Literal["system", "user", "assistant", "tool", "developer", "function"]
 
@@ -77,7 +79,7 @@ class ChatHead(RequestHead):
 
 
 class CompletionHead(RequestHead):
-    prompt: str | list[str | int | list[int]] = ""
+    prompt: Texts = ""
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: int | None = None
@@ -85,7 +87,7 @@ class CompletionHead(RequestHead):
 
 
 class EmbeddingHead(msgspec.Struct):
-    input: str | list[str | int | list[int]] = ""
+    input: Texts = ""
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: TokenCount | None = None
@@ -243,15 +245,37 @@ def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
         n_texts = _prompt_count(getattr(head, required))
         if n_texts > TEXTS_LIMIT:
             raise InvalidRequest(f"'{required}' has {n_texts} texts; one request takes {TEXTS_LIMIT}.", param=required)
+    if isinstance(head, CompletionHead | EmbeddingHead):
+        _check_texts(required, getattr(head, required))
     if isinstance(head, CompletionHead):
         _check_completion(head)
     elif isinstance(head, DecisionHead):
         check_decision(head)
     parsed = ParsedBody(kind, data, head)
     if isinstance(head, RequestHead):
+        _check_stop(head.stop)
         check_engine_fields(head)
         _check_grammars(parsed, head)
     return parsed
+
+
+def _check_texts(name: str, given: str | list[Any]) -> None:
+    """A list is one of token ids, or of prompts that are texts or such lists themselves, none of them empty."""
+    if isinstance(given, str):
+        return
+    n_ids = sum(isinstance(each, int) for each in given)
+    if n_ids:
+        if n_ids < len(given):
+            raise InvalidRequest(f"'{name}' has token ids beside texts or lists: say one list of ids.", param=name)
+        return
+    for index, each in enumerate(given):
+        if not each:
+            raise InvalidRequest(f"'{name}[{index}]' is empty.", param=f"{name}[{index}]")
+
+
+def _check_stop(stop: str | list[str] | None) -> None:
+    if stop == "" or (isinstance(stop, list) and "" in stop):
+        raise InvalidRequest("'stop' has an empty text, which every answer begins with: leave it out.", param="stop")
 
 
 def _check_grammars(parsed: ParsedBody, head: RequestHead) -> None:

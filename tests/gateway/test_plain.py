@@ -32,7 +32,7 @@ VALUES: dict[str, list[Any]] = {
     "frequency_penalty": [-2, 2, 0.5, -2.1],
     "presence_penalty": [-2, 2, 0.5, 2.1],
     "seed": [0, 1, -1, 10**18, 10**17, None],
-    "stop": ["x", "a\nb", ["x"], None],
+    "stop": ["x", "a\nb", "", ["x"], [""], None],
     "user": ["someone", "", "é", None],
     "prompt_cache_key": ["k", "", None],
     "n": [1, 2, 0, 1.0],
