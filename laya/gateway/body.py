@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from laya.errors import InvalidRequest, NotSupported
+from laya.errors import InvalidRequest, LayaError, NotSupported
 from laya.gateway.answer_format import Format
 from laya.gateway.body_errors import check_elements, explained, not_json
 from laya.gateway.decision import DecisionHead, check_decision
 from laya.gateway.engine_fields import EngineFields, check_engine_fields
 from laya.gateway.grammar import ToolHead, check_gbnf, check_tools
 from laya.gateway.keep_alive import seconds_of
+from laya.gateway.known_fields import not_done
 from laya.gateway.tool_choice import ForcedCalls, allowed_alone, forced_calls, read_choice
 from laya.routing import MOST_PREFIX_BYTES, prefix_blocks
 from laya.types import EndpointKind
@@ -74,6 +75,9 @@ class ChatHead(RequestHead):
     tools: list[ToolHead] | None = None
     tool_choice: str | dict[str, Raw] | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Raw] | None = None
+    reasoning_effort: str | None = None
+    modalities: list[str] | None = None
     functions: Any = None
     function_call: Any = None
 
@@ -146,7 +150,7 @@ class ParsedBody:
     n_seqs = 1
     has_tools = False  # that may be called
     forced: ForcedCalls | None = None  # what the answer must call
-    not_done: NotSupported | None = None  # what llama.cpp would pass over in silence; other engines may do it
+    not_done: LayaError | None = None  # what llama.cpp would pass over in silence; other engines may do it
     rewrites_calls = False  # the engine's events are not what the client is told
 
     def __init__(self, kind: EndpointKind, data: bytes, head: Head) -> None:
@@ -255,6 +259,7 @@ def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
     if isinstance(head, RequestHead):
         _check_stop(head.stop)
         check_engine_fields(head)
+        parsed.not_done = not_done(parsed.fields, head.__struct_fields__, is_chat=kind is EndpointKind.CHAT)
         _check_grammars(parsed, head)
     return parsed
 

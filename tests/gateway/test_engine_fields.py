@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from laya.errors import InvalidRequest
+from laya.errors import InvalidRequest, NotSupported
 from laya.gateway.body import parse_body
 from laya.types import EndpointKind
 
@@ -77,3 +77,79 @@ def test_engine_fields_in_range_are_passed_on(fields: dict[str, Any]) -> None:
 def test_n_predict_counts_as_max_tokens(fields: dict[str, Any], max_tokens: int | None) -> None:
     for kind, body in ((EndpointKind.CHAT, CHAT), (EndpointKind.COMPLETION, COMPLETION)):
         assert parse_body(kind, json.dumps(body | fields).encode()).max_tokens == max_tokens
+
+
+def undone(body: dict[str, Any], **fields: Any) -> Any:
+    kind = EndpointKind.CHAT if body is CHAT else EndpointKind.COMPLETION
+    return parse_body(kind, json.dumps(body | fields).encode()).not_done
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        (CHAT, {"modalities": ["text", "audio"]}),
+        (CHAT, {"web_search_options": {"search_context_size": "low"}}),
+        (CHAT, {"guided_json": {"type": "object", "properties": {"a": {"type": "string", "maxLength": 99}}}}),
+        (CHAT, {"structured_outputs": {"choice": ["a"]}}),
+        (CHAT, {"best_of": 2}),
+        (CHAT, {"prompt": "a"}),
+        (CHAT, {"enable_thinking": False}),
+        (CHAT, {"repetition_penalty": 1.1}),
+        (COMPLETION, {"response_format": {"type": "json_object"}}),
+        (COMPLETION, {"tools": [{}]}),
+        (COMPLETION, {"messages": [{}]}),
+        (COMPLETION, {"prompt_logprobs": 1}),
+    ],
+)
+def test_what_makes_another_answer_is_told_by_name(body: dict[str, Any], fields: dict[str, Any]) -> None:
+    error = undone(body, **fields)
+    assert isinstance(error, NotSupported) and [error.param] == list(fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [("Stream", "stream"), ("temprature", "temperature"), ("max_token", "max_tokens"), ("q" * 10**6, None)],
+)
+def test_unknown_field_is_told_with_the_nearest_known_one(name: str, close: str | None) -> None:
+    for body in (CHAT, COMPLETION):
+        error = undone(body, **{name: True})
+        assert isinstance(error, InvalidRequest) and len(error.message) < 200
+        assert close is None or f"Did you mean '{close}'?" in error.message
+        assert undone(body, **{name: None}) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # OpenAI's SDKs, LangChain, LiteLLM
+        {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "safety_identifier": "s", "verbosity": "low"},
+        {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "reasoning_effort": "high", "modalities": ["text"]},
+        {"parallel_tool_calls": False, "prediction": {"type": "content", "content": "a"}, "stream_options": None},
+        # coding agents and chat pages, by way of routers
+        {"provider": {"order": ["a"]}, "transforms": [], "include_reasoning": True, "usage": {"include": True}},
+        {"reasoning": {"effort": "low"}, "thinking": {"type": "enabled"}, "session_id": "s", "chat_id": "c", "id": "i"},
+        # what clients of vLLM send beside
+        {"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.0, "min_tokens": 0, "skip_special_tokens": True},
+        {"chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True, "ignore_eos": True},
+        {"use_beam_search": False, "best_of": 1, "stop_token_ids": [], "guided_json": None, "cache_salt": "a"},
+        # llama.cpp's own
+        {
+            "dynatemp_range": 0.1,
+            "top_n_sigma": 1,
+            "reasoning_format": "auto",
+            "mirostat_tau": 5.0,
+            "cache_prompt": True,
+        },
+        {"samplers": ["top_k"], "n_probs": 1, "post_sampling_probs": True, "return_tokens": True, "keep_alive": "5m"},
+    ],
+)
+def test_what_clients_send_passes(fields: dict[str, Any]) -> None:
+    assert undone(CHAT, **fields) is None
+    assert undone(COMPLETION, **{name: value for name, value in fields.items() if name != "tools"}) is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("chat_template_kwargs", 5), ("reasoning_effort", 5), ("modalities", "a")])
+def test_chat_field_of_a_wrong_type_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        undone(CHAT, **{name: value})
+    assert caught.value.param == name
