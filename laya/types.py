@@ -177,7 +177,8 @@ class EngineAddress(msgspec.Struct, frozen=True, kw_only=True):
     keeps_streams: bool = True  # False: it closes the connection after a streamed answer, whatever its headers say
     has_slots: bool = False  # True: a request may name its sequence, and what is cached there is reused by default
     dialect: Literal["llamacpp", "openai"] = "llamacpp"  # what it knows beside OpenAI's API: tokens, progress, schemas
-    model: str | None = None  # what it calls the model, where that is not Laya's id
+    model: str | None = None  # what it is to be asked for, where that is not Laya's id
+    renames: bool = False  # its answers may carry another name of the model than Laya's id
     is_remote: bool = False  # on another machine, or another Laya: nothing native reads its connections
     tls: Any = None  # an ssl.SSLContext; None: it speaks plain HTTP
     base_path: str = "/v1"  # what the paths of OpenAI's API are behind

@@ -12,6 +12,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from laya.config.program import filled
 from laya.engines.held_memory import MemoryReading, read_family
 from laya.engines.llamacpp_launcher import child_environment
@@ -79,8 +81,9 @@ class CommandLauncher:
         )
         if settings.health is not None:
             await until_healthy(address, settings.health, self._note)
-        await until_it_answers(address, settings.planned.task, model=settings.served_model_name or settings.model_id)
-        return address
+        asked = settings.served_model_name or settings.model_id
+        said = await until_it_answers(address, settings.planned.task, model=asked)
+        return msgspec.structs.replace(address, renames={asked, said or asked} != {settings.model_id})
 
     def _note(self, waits_for: str) -> None:
         self._waits_for = waits_for

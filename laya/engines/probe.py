@@ -52,8 +52,9 @@ async def until_healthy(address: EngineAddress, path: str, note: Callable[[str],
             await asyncio.sleep(RETRY_S)
 
 
-async def until_it_answers(address: EngineAddress, task: Task, *, model: str | None = None) -> None:
-    """Return after the first real answer. Waits without a deadline of its own while the engine loads.
+async def until_it_answers(address: EngineAddress, task: Task, *, model: str | None = None) -> str | None:
+    """Return after the first real answer, what it calls the model. Waits without a deadline of its own while the engine
+    loads.
 
     model: what the engine calls it, where requests have to say so.
     Raises EngineFailed with the engine's words when it answers with something else.
@@ -79,8 +80,8 @@ def _client(address: EngineAddress) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, headers=headers, timeout=None, trust_env=False, verify=False)
 
 
-def check(task: Task, response: httpx.Response) -> None:
-    """Raise EngineFailed unless the answer carries what the task is about."""
+def check(task: Task, response: httpx.Response) -> str | None:
+    """What the answer calls the model. Raises EngineFailed unless it carries what the task is about."""
     try:
         answer = response.json()
     except ValueError:
@@ -91,6 +92,8 @@ def check(task: Task, response: httpx.Response) -> None:
         raise EngineFailed(f"its first answer was an error: {words}{hint}")
     if not isinstance(answer, dict) or not _is_shaped(task, answer):
         raise EngineFailed(f"its first answer has no {THINGS[task]}: {response.text[:200]}")
+    said = answer.get("model")
+    return said if isinstance(said, str) else None
 
 
 THINGS: dict[Task, str] = {"chat": "token", "embed": "embedding", "rerank": "score", "decide": "answer"}

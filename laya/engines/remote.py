@@ -76,6 +76,7 @@ class RemoteEngine:
             cancels_whole=True,
             dialect="openai",
             model=remote.model,
+            renames=True,
             alive_path=None,
             is_remote=True,
             tls=tls_of(remote.ca_file) if url.is_tls else None,

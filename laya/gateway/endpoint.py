@@ -188,7 +188,7 @@ class Endpoint:
         self.template_bytes = template_bytes
         self.is_llamacpp = address.dialect == "llamacpp"
         self.passes_plain = address.cancels_whole and not planned.is_pool_short and not settings.defaults
-        self.passes_plain &= address.model is None and not address.is_remote
+        self.passes_plain &= not address.renames and not address.is_remote
         self.passes_plain &= settings.overflow == "refuse"
         is_chat, is_padded = EndpointKind.CHAT in self.kinds, planned.slot_tokens != planned.max_seq_len
         if self._lane is not None and self.passes_plain and is_chat and not is_padded and self.use is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from laya.gateway.body import ChatHead
 from laya.gateway.relay import (
     AssembledAnswer,
     RawAnswer,
@@ -11,7 +12,6 @@ from laya.gateway.relay import (
     RemoteStream,
     RenamedAnswer,
     StreamRelay,
-    completion_logprobs_of,
     usage_of,
 )
 from laya.gateway.sse import StreamFilter
@@ -28,7 +28,7 @@ def relay_for(exchange: Exchange) -> Relay:
     parsed, endpoint = exchange.parsed, exchange.endpoint
     assert parsed is not None and endpoint is not None and endpoint.pool is not None
     if exchange.turns is not None and exchange.turns.is_split:
-        own_name = endpoint.model_id if endpoint.pool.address.model is not None else None
+        own_name = endpoint.model_id if endpoint.pool.address.renames else None
         streams = parsed.wants_stream and endpoint.settings.enable_streaming
         return exchange.turns.relay(streams=streams, own_name=own_name)
     if endpoint.pool.address.dialect == "openai":
@@ -36,12 +36,14 @@ def relay_for(exchange: Exchange) -> Relay:
     if not parsed.generates:
         return RawAnswer(exchange)
     if parsed.wants_stream and endpoint.settings.enable_streaming:
-        n_top_logprobs = completion_logprobs_of(parsed.head)
         usage, wants_usage = usage_of(parsed), parsed.wants_usage_event
         if (calls := calls_of(parsed)) is not None:
             return StreamRelay(exchange, CallFilter(usage, calls, wants_usage=wants_usage))
-        return StreamRelay(exchange, StreamFilter(usage, wants_usage=wants_usage, n_top_logprobs=n_top_logprobs))
-    if not parsed.wants_stream and not parsed.rewrites_calls and endpoint.pool.address.cancels_whole:
+        n_top, is_chat = parsed.n_top_logprobs, isinstance(parsed.head, ChatHead)
+        events = StreamFilter(usage, wants_usage=wants_usage, n_top_logprobs=n_top, is_chat=is_chat)
+        return StreamRelay(exchange, events)
+    is_rewritten = parsed.rewrites_calls or parsed.n_top_logprobs is not None
+    if not parsed.wants_stream and not is_rewritten and endpoint.pool.address.cancels_whole:
         return RawAnswer(exchange)
     return AssembledAnswer(exchange)
 
@@ -50,7 +52,7 @@ def relay_for_others(exchange: Exchange, parsed: ParsedBody, address: EngineAddr
     """The way of an answer in OpenAI's own words, as its engine holds to them itself: calls and logprobs pass as they
     are. Where the engine calls the model by another name, the client reads Laya's."""
     assert exchange.endpoint is not None
-    own_name = exchange.endpoint.model_id if address.model is not None else None
+    own_name = exchange.endpoint.model_id if address.renames else None
     if parsed.generates and parsed.wants_stream and exchange.endpoint.settings.enable_streaming:
         wants_usage = parsed.wants_usage_event
         events = StreamFilter(usage_of(parsed), wants_usage=wants_usage, own_name=own_name)

@@ -23,6 +23,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--model", default="its-own-name")
+    parser.add_argument("--any-model", action="store_true", help="answer under its own name to whatever it is called")
     parser.add_argument("--api-key")
     parser.add_argument("--fail", default="", help="how it fails: exits, deaf, 500, shape, sick, stubborn, taken")
     parser.add_argument("--once", help="a file: what it fails at, it fails at until this is there")
@@ -83,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
                 subprocess.Popen([sys.executable, "-c", HOLDER.format(ARGS.hold)])
             else:
                 held.append(bytearray(os.urandom(1 << 20) * ARGS.hold))
-        if body.get("model") != ARGS.model:
+        if body.get("model") != ARGS.model and not ARGS.any_model:
             return {"error": {"message": f"no model {body.get('model')}"}}, 404
         unknown = set(body) & {"return_progress", "id_slot", "cache_prompt"}
         if unknown:

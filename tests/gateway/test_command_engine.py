@@ -34,6 +34,11 @@ models:
     cmd: [{python}, "{programs}/openai_program.py", --port, "${{PORT}}", --model, "${{MODEL}}"]
     task: embed
     cancels_whole: true
+  nameless:
+    engine: command
+    cmd: {python} {programs}/openai_program.py --port ${{PORT}} --any-model
+    memory: 96MiB
+    cancels_whole: true
   oracle:
     engine: command
     cmd: {python} {programs}/openai_program.py --port ${{PORT}} --model ${{MODEL}}
@@ -109,6 +114,14 @@ def test_chat_whole_and_streamed_with_the_name_of_the_model_here(client: openai.
     assert text == "Hello from a program"
     assert {event.model for event in events} == {"own"}
     assert events[-1].usage is not None and events[-1].usage.total_tokens == 9
+
+
+def test_answers_carry_the_name_here_where_the_program_has_one_of_its_own(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    for _ in range(2):  # the second over a kept connection, as the plain lane takes it
+        assert client.chat.completions.create(model="nameless", messages=messages).model == "nameless"
+    events = client.chat.completions.create(model="nameless", messages=messages, stream=True)
+    assert {event.model for event in events} == {"nameless"}
 
 
 def test_tools_pass_as_the_program_has_them(client: openai.OpenAI) -> None:

@@ -29,6 +29,7 @@ models:
   away: {{engine: remote, url: "http://127.0.0.1:9/v1", connect_timeout_s: 2}}
   half-away: {{engine: remote, urls: ["http://127.0.0.1:9/v1", {two}], model: their-model, key_file: {key}}}
   loop: {{engine: remote, url: {door}, key_file: {key}}}
+  unnamed: {{engine: remote, url: {one}, key_file: {key}}}
   keyless: {{engine: remote, url: {one}, key_env: LAYA_TEST_NO_SUCH_KEY}}
   local: {{engine: command, cmd: "{python} {program} --port ${{PORT}} --model ${{MODEL}} --seconds-a-word 0.2",
           memory: 96MiB, max_num_seqs: 1}}
@@ -127,6 +128,10 @@ def test_whole_and_streamed_through_tls_with_names_both_ways(others: Others, cli
 def test_certificate_that_nobody_signed_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.APIStatusError, match="CERTIFICATE_VERIFY_FAILED"):
         client.chat.completions.create(model="distrusted", messages=USER)
+
+
+def test_answers_carry_the_name_here_where_the_server_has_another_one(client: openai.OpenAI) -> None:
+    assert client.chat.completions.create(model="unnamed", messages=USER).model == "unnamed"
 
 
 def test_headers_are_sent_and_no_byte_is_counted(others: Others, client: openai.OpenAI) -> None:
