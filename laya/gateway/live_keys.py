@@ -19,7 +19,7 @@ from laya.config.keys import grant_of
 from laya.errors import ConfigError, Conflict, InvalidRequest, LayaError, StoreError
 from laya.gateway.account import Key
 from laya.gateway.auth import KeyRing
-from laya.store import Store, no_key, stamp_of
+from laya.store import Store, no_key, secret_taken, stamp_of
 from laya.types import KeyGrant
 
 logger = logging.getLogger(__name__)
@@ -142,11 +142,13 @@ def drop_key(database: Path, name: str) -> None:
 
 
 def check_new(grant: KeyGrant, present: list[KeyGrant]) -> None:
-    """Raises Conflict for a name that is taken, InvalidRequest for a first key that is not an unrestricted admin's."""
+    """Raises Conflict for what is taken, InvalidRequest for a first key that is not an unrestricted admin's."""
     for each in present:
         if each.name == grant.name:
             where = "in config.yaml" if each.created_s is None else f"; `laya key revoke {grant.name}` ends it"
             raise Conflict(f"There is a key named '{grant.name}' already{where}.", param="name")
+        if each.sha256 == grant.sha256:
+            raise secret_taken(each.name)
     if not any(lasts(each) for each in present) and not (grant.role == "admin" and is_unrestricted(grant)):
         command = "laya key create me" + (" --role admin" if present else "")
         raise InvalidRequest(

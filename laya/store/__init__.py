@@ -5,7 +5,7 @@ One module per group of tables; `database` opens the file, `migrations` brings i
 
 from laya.store.conversations import Conversation, Message, Role
 from laya.store.corrections import LearnedCorrection
-from laya.store.keys import no_key, stamp_of
+from laya.store.keys import no_key, secret_taken, stamp_of
 from laya.store.responses import KeptTurn
 from laya.store.responses_url import Responses, open_responses
 from laya.store.store import Store
@@ -22,5 +22,6 @@ __all__ = [
     "Usage",
     "no_key",
     "open_responses",
+    "secret_taken",
     "stamp_of",
 ]

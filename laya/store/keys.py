@@ -50,16 +50,22 @@ class KeyTables(Tables):
             return [_grant(row) for row in query.execute(self._database)]
 
     def keep_key(self, grant: KeyGrant) -> KeyGrant:
-        """Keep a new key; gives it with the time it was made and an id. Raises Conflict for a name taken."""
+        """Keep a new key; gives it with the time it was made and an id. Raises Conflict for a name or secret taken."""
         grant = msgspec.structs.replace(grant, created_s=time.time(), id=f"key_{secrets.token_hex(12)}")
         row = msgspec.to_builtins(grant) | {"models": json.dumps(grant.models)}
         with self._faults():
             try:
                 _KeyRow.insert(row).execute(self._database)
             except peewee.IntegrityError:
-                raise name_taken(grant.name) from None
+                raise self._taken(grant) from None
             self._stamp()
         return grant
+
+    def _taken(self, grant: KeyGrant) -> Conflict:
+        """Which of the two that are of one key alone is another's."""
+        same_secret = _KeyRow.select(_KeyRow.name).where(_KeyRow.sha256 == grant.sha256)
+        names = [row.name for row in same_secret.execute(self._database)]
+        return name_taken(grant.name) if not names or grant.name in names else secret_taken(names[0])
 
     def drop_key(self, name: str) -> KeyGrant:
         """Forget a key; gives what it was. Raises NotFound that names the nearest."""
@@ -86,6 +92,10 @@ def stamp_of(path: Path) -> Path:
 
 def name_taken(name: str) -> Conflict:
     return Conflict(f"There is a key named '{name}' already; `laya key revoke {name}` ends it.", param="name")
+
+
+def secret_taken(name: str) -> Conflict:
+    return Conflict(f"This secret is that of the key '{name}' already; every key has one of its own.", param="key")
 
 
 def no_key(name: str, names: list[str]) -> NotFound:

@@ -160,6 +160,12 @@ def test_a_key_that_one_has_is_piped_in(laya: Laya, tmp_path: Path) -> None:
     made = json.loads(given.stdout)
     assert "key" not in made
     assert made["digest"] == sha256(b"my-own-long-enough-key").hexdigest()[:8]
+    again = subprocess.run(
+        [sys.executable, "-m", "laya.cli", "key", "create", "dupe", "--stdin"],
+        input="my-own-long-enough-key\n", capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert again.returncode == 2 and "secret is that of the key 'me' already" in again.stderr
 
 
 def test_a_server_that_was_meant_and_is_not_there_is_said(laya: Laya, monkeypatch: pytest.MonkeyPatch) -> None:

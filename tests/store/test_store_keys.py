@@ -39,6 +39,15 @@ def test_a_name_is_of_one_key(tmp_path: Path) -> None:
         assert store.api_keys()[0].role == "user"
 
 
+def test_a_secret_is_of_one_key(tmp_path: Path) -> None:
+    with Store(tmp_path / "laya.db") as store:
+        kept = store.keep_key(grant("laptop"))
+        with pytest.raises(InvalidRequest, match="secret is that of the key 'laptop' already") as caught:
+            store.keep_key(KeyGrant(name="phone", sha256=kept.sha256))
+        assert caught.value.param == "key"
+        assert [key.name for key in store.api_keys()] == ["laptop"]
+
+
 def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path) -> None:
     with Store(tmp_path / "laya.db") as store:
         with pytest.raises(NotFound, match="There is none"):
