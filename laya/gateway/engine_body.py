@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laya.gateway.body import CompletionHead, ParsedBody, RequestHead
-from laya.gateway.engine_fields import UNREAD_FIELDS, look_back
+from laya.gateway.engine_fields import look_back
+from laya.gateway.known_fields import UNREAD_FIELDS
 from laya.gateway.tool_choice import NOT_BESIDE_CALLS, fields_of
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
         changes = {name: value for name, value in changes.items() if name not in NOT_BESIDE_CALLS}
         changes |= fields_of(parsed.forced)
         drop += NOT_BESIDE_CALLS
-    if parsed.wants_stream or parsed.rewrites_calls or is_split or not pool.address.cancels_whole:
+    is_rewritten = parsed.rewrites_calls or parsed.n_top_logprobs is not None or is_split
+    if parsed.wants_stream or is_rewritten or not pool.address.cancels_whole:
         changes |= _STREAM_FIELDS | _PROGRESS
     if endpoint.slots is not None:
         changes |= endpoint.slots.fields_for(exchange, endpoint.live)
@@ -64,8 +66,9 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
         max_tokens = planned.max_seq_len - exchange.prompt_tokens
     if max_tokens is not None:
         changes["max_tokens"] = max_tokens
-    if isinstance(head, CompletionHead) and head.logprobs == 0:
-        changes["logprobs"] = 1  # the engine takes 0 for none at all; the extra one is dropped again
+    if parsed.n_top_logprobs == 0 and parsed.forced is None:
+        # the engine takes 0 for none at all, and nothing for 20; the extra one is dropped again
+        changes["logprobs" if isinstance(head, CompletionHead) else "top_logprobs"] = 1
     return parsed.edited(changes, drop=drop)
 
 

@@ -20,9 +20,6 @@ Probabilities = Annotated[int, msgspec.Meta(ge=0, le=20)]  # as OpenAI's top_log
 SamplerNames = Annotated[list[str], msgspec.Meta(max_length=32)]
 Breakers = Annotated[list[str], msgspec.Meta(max_length=64)]  # for each, the engine reads its whole vocabulary
 
-# what llama.cpp reads nothing of; it would parse them all the same, however large
-UNREAD_FIELDS = ("metadata", "safety_identifier", "service_tier", "store", "keep_alive")
-
 # fields that decide what is Laya's to decide, and what to do instead
 _OURS = {
     "lora": "adapters are set in the config, with 'lora'",

@@ -26,6 +26,8 @@ HINTS = frozenset(
         "background_tasks", "variables", "title", "safe_prompt",
     )
 )  # fmt: skip
+# what llama.cpp reads nothing of; it would parse them all the same, however large
+UNREAD_FIELDS = (*sorted(HINTS - {"reasoning_effort"}), "keep_alive")
 # of llama.cpp beyond those of EngineFields
 OF_LLAMACPP = frozenset(
     (

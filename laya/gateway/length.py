@@ -14,7 +14,7 @@ import msgspec
 from laya.errors import ContextLengthExceeded, InvalidRequest
 from laya.gateway.body import ChatHead, CompletionHead, EmbeddingHead, MessageHead, ParsedBody, RerankHead, parse_body
 from laya.gateway.decision import DecisionHead, longest_text
-from laya.gateway.engine_fields import UNREAD_FIELDS
+from laya.gateway.known_fields import UNREAD_FIELDS
 from laya.gateway.trim import answer_tokens, fewest_dropped
 from laya.types import EndpointKind
 
