@@ -71,7 +71,7 @@ class Assembler:
 
     def __init__(self, *, chat: bool, n_top_logprobs: int | None) -> None:
         self.chat = chat
-        self.n_top_logprobs = n_top_logprobs  # completions only: None = logprobs were not asked for
+        self.n_top_logprobs = n_top_logprobs  # None: logprobs were not asked for, or pass as they are
         self.choices: dict[int, _Choice] = {}
         self.meta: dict[str, Any] = {}
         self.timings: dict[str, Any] | None = None
@@ -92,6 +92,8 @@ class Assembler:
 
     def _add_choice(self, part: dict[str, Any]) -> None:
         choice = self.choices.setdefault(int(part.get("index") or 0), _Choice())
+        if self.chat and self.n_top_logprobs is not None:
+            trim_logprobs(part, self.n_top_logprobs)
         if reason := part.get("finish_reason"):
             choice.finish_reason = reason
         logprobs = part.get("logprobs") or {}
@@ -173,6 +175,19 @@ def _merge_call(calls: dict[int, dict[str, Any]], delta: dict[str, Any]) -> None
     function = delta.get("function") or {}
     call["function"]["name"] += function.get("name") or ""
     call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def trim_logprobs(choice: dict[str, Any], n_top: int) -> None:
+    """A chat event's choice without alternatives that were not asked for, and without tokens that are not in the text:
+    llama.cpp takes out what is around an answer that is held to a schema, but for its logprobs."""
+    logprobs, delta = choice.get("logprobs"), choice.get("delta") or {}
+    if not logprobs:
+        return
+    if not any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls")):
+        choice["logprobs"] = None
+        return
+    for entry in logprobs.get("content") or ():
+        entry["top_logprobs"] = (entry.get("top_logprobs") or [])[:n_top]
 
 
 def completion_logprobs(entries: list[dict[str, Any]], n_top: int, text_offset: int) -> dict[str, Any]:

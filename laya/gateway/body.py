@@ -152,6 +152,7 @@ class ParsedBody:
     forced: ForcedCalls | None = None  # what the answer must call
     not_done: LayaError | None = None  # what llama.cpp would pass over in silence; other engines may do it
     rewrites_calls = False  # the engine's events are not what the client is told
+    n_top_logprobs: int | None = None  # alternatives to each token; None: no logprobs were asked for
 
     def __init__(self, kind: EndpointKind, data: bytes, head: Head) -> None:
         self.kind = kind
@@ -176,7 +177,10 @@ class ParsedBody:
         if isinstance(head, ChatHead):
             self.max_tokens = head.max_completion_tokens or self.max_tokens
             self.prompt_bound_tokens += 16 * len(head.messages)
+            if head.logprobs:
+                self.n_top_logprobs = head.top_logprobs or 0
         elif isinstance(head, CompletionHead):
+            self.n_top_logprobs = head.logprobs
             self.n_seqs *= _prompt_count(head.prompt)
 
     def prefix_blocks(self) -> bytes:

@@ -137,14 +137,14 @@ def _logprobs(given: Any) -> list[dict[str, Any]]:
     if not given:
         return []
     if (entries := given.get("content")) is not None:
-        return [_logprob(entry) | {"top_logprobs": [_logprob(top) for top in entry.get("top_logprobs") or ()]}
-                for entry in entries]  # fmt: skip
+        return [_logprob(entry, [_logprob(top) for top in entry.get("top_logprobs") or ()]) for entry in entries]
     tops = given.get("top_logprobs") or [{}] * len(given["tokens"])
     return [
-        {"token": token, "logprob": value, "top_logprobs": [{"token": t, "logprob": p} for t, p in top.items()]}
+        _logprob({"token": token, "logprob": value}, [{"token": t, "logprob": p} for t, p in top.items()])
         for token, value, top in zip(given["tokens"], given["token_logprobs"], tops, strict=True)
     ]
 
 
-def _logprob(entry: dict[str, Any]) -> dict[str, Any]:
-    return {"token": entry.get("token"), "logprob": entry.get("logprob")}
+def _logprob(entry: dict[str, Any], tops: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """`top_logprobs` is left out where there are none, as Ollama does."""
+    return {"token": entry.get("token"), "logprob": entry.get("logprob")} | ({"top_logprobs": tops} if tops else {})

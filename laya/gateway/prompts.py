@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laya.gateway.assemble import UsageSum
-from laya.gateway.relay import AssembledAnswer, Relay, StreamRelay, completion_logprobs_of
+from laya.gateway.relay import AssembledAnswer, Relay, StreamRelay
 from laya.gateway.sse import AnswerReader, StreamFilter, event_bytes
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class _TurnsFilter(StreamFilter):
     def __init__(self, turns: PromptTurns, usage: UsageSum, own_name: str | None) -> None:
         parsed = turns.exchange.parsed
         assert parsed is not None
-        n_top = completion_logprobs_of(parsed.head) if own_name is None else None
+        n_top = parsed.n_top_logprobs if own_name is None else None
         super().__init__(usage, wants_usage=parsed.wants_usage_event, n_top_logprobs=n_top, own_name=own_name)
         self._turns = turns
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from laya.errors import EngineCrashed, EngineFailed, LayaError
 from laya.gateway.assemble import Assembler, UsageSum, encode
-from laya.gateway.body import ChatHead, CompletionHead, ParsedBody
+from laya.gateway.body import ChatHead, ParsedBody
 from laya.gateway.engine_errors import engine_error, model_of
 from laya.gateway.metering import read_usage
 from laya.gateway.renaming import renamed
@@ -211,7 +211,8 @@ class AssembledAnswer(Relay):
         assert parsed is not None and endpoint is not None
         self._own_name = own_name
         self._reader = AnswerReader(usage_of(parsed))
-        is_chat, n_top_logprobs = isinstance(parsed.head, ChatHead), completion_logprobs_of(parsed.head)
+        is_chat = isinstance(parsed.head, ChatHead)
+        n_top_logprobs = None if is_chat and not endpoint.is_llamacpp else parsed.n_top_logprobs
         calls = calls_of(parsed) if endpoint.is_llamacpp else None
         self._assembler = (
             CallAssembler(calls) if calls is not None else Assembler(chat=is_chat, n_top_logprobs=n_top_logprobs)
@@ -318,7 +319,3 @@ def relay_taken(exchange: Exchange, wants_usage: bool | None) -> Relay:
 
 def usage_of(parsed: ParsedBody) -> UsageSum:
     return UsageSum(parsed.n_seqs // parsed.n_choices, parsed.n_choices)
-
-
-def completion_logprobs_of(head: object) -> int | None:
-    return head.logprobs if isinstance(head, CompletionHead) else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from laya.gateway.assemble import UsageSum, completion_logprobs, encode
+from laya.gateway.assemble import UsageSum, completion_logprobs, encode, trim_logprobs
 from laya.gateway.renaming import renamed_events
 
 _MARK = re.compile(rb'"prompt_progress"|"usage"\s*:\s*\{|"error"\s*:|data: *[n\[]')
@@ -104,13 +104,20 @@ class StreamFilter(EventReader):
     """For a client that streams. `feed` gives the bytes to send on, `end` the last ones of a whole answer."""
 
     def __init__(
-        self, usage: UsageSum, *, wants_usage: bool, n_top_logprobs: int | None = None, own_name: str | None = None
+        self,
+        usage: UsageSum,
+        *,
+        wants_usage: bool,
+        n_top_logprobs: int | None = None,
+        is_chat: bool = False,
+        own_name: str | None = None,
     ) -> None:
         """own_name: of the model, where its engine calls it by another."""
         super().__init__(usage)
         self._own_name = own_name
         self._wants_usage = wants_usage
-        self._n_top_logprobs = n_top_logprobs  # completions with logprobs: each event is rewritten
+        self._n_top_logprobs = n_top_logprobs  # with logprobs: each event is rewritten
+        self._is_chat = is_chat
         self._text_offsets: dict[int, int] = {}
 
     def feed(self, data: bytes) -> bytes:
@@ -169,6 +176,9 @@ class StreamFilter(EventReader):
 
     def _rewrite_logprobs(self, event: dict[str, Any], n_top: int) -> None:
         for choice in event.get("choices") or ():
+            if self._is_chat:
+                trim_logprobs(choice, n_top)
+                continue
             entries = (choice.get("logprobs") or {}).get("content") or []
             index = choice.get("index") or 0
             offset = self._text_offsets.get(index, 0)

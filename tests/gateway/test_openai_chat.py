@@ -130,14 +130,31 @@ def test_logprobs_are_the_same_whole_and_streamed(server: Serving) -> None:
         assert entry.logprob <= 0
         assert bytes(entry.bytes).decode() == entry.token
     chunks = list(ask(server, max_tokens=4, logprobs=True, top_logprobs=3, stream=True))
-    streamed = [
-        entry
-        for chunk in chunks
-        for choice in chunk.choices
-        for entry in ((choice.logprobs and choice.logprobs.content) or ())
-    ]
-    assert [entry.token for entry in streamed] == [entry.token for entry in entries]
+    assert [entry.token for entry in streamed_logprobs(chunks)] == [entry.token for entry in entries]
     assert ask(server, max_tokens=2).choices[0].logprobs is None
+
+
+def streamed_logprobs(chunks: list[Any]) -> list[Any]:
+    choices = (choice for chunk in chunks for choice in chunk.choices if choice.logprobs)
+    return [entry for choice in choices for entry in choice.logprobs.content]
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_logprobs": 0}])
+def test_logprobs_have_no_alternatives_that_nobody_asked_for(server: Serving, fields: dict[str, int]) -> None:
+    whole = ask(server, max_tokens=3, logprobs=True, **fields)
+    entries = whole.choices[0].logprobs.content
+    assert [entry.top_logprobs for entry in entries] == [[], [], []]
+    streamed = streamed_logprobs(list(ask(server, max_tokens=3, logprobs=True, stream=True, **fields)))
+    assert [entry.top_logprobs for entry in streamed] == [[], [], []]
+
+
+def test_logprobs_of_json_are_those_of_its_text(server: Serving) -> None:
+    """The engine lets a model begin with a fence, and takes it out of the text."""
+    json_of = {"messages": user("Say hi as JSON"), "response_format": {"type": "json_object"}, "max_tokens": 6}
+    choice = ask(server, logprobs=True, **json_of).choices[0]
+    assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content
+    chunks = list(ask(server, logprobs=True, stream=True, **json_of))
+    assert "".join(entry.token for entry in streamed_logprobs(chunks)) == text_of(chunks) == choice.message.content
 
 
 def test_stop_ends_the_answer_before_the_text(server: Serving) -> None:

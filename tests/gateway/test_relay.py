@@ -64,6 +64,24 @@ async def test_engine_that_notices_is_asked_for_the_whole_answer(tmp_path: Path)
         assert gate.engine.bodies[1]["stream_options"] == {"include_usage": True}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_engine_that_notices_gives_logprobs_event_by_event(tmp_path: Path, stream: bool) -> None:
+    entry = {"token": "a", "bytes": [97], "logprob": -1.0}
+    told = {"content": [entry | {"top_logprobs": [entry]}]}
+    taken_out = {"content": [entry | {"token": "```", "top_logprobs": []}]}
+    script = streams(
+        delta(logprobs=taken_out["content"], content=None), delta(logprobs=told["content"], content="a"), delta("stop"),
+        usage(), DONE,
+    )  # fmt: skip
+    async with front(tmp_path, script, cancels_whole=True) as gate:
+        answer = await gate.ask(chat(logprobs=True, stream=stream))
+        assert gate.engine.bodies[0]["top_logprobs"] == 1
+        assert gate.engine.bodies[0]["stream"] is True
+        bodies = [body for body in events_of(answer) if body != "[DONE]"] if stream else [answer.json]
+        found = [choice.get("logprobs") for body in bodies for choice in body["choices"]]
+        assert [each["content"] for each in found if each] == [[entry | {"top_logprobs": []}]]
+
+
 async def test_defaults_are_for_requests_that_do_not_say(tmp_path: Path) -> None:
     async with front(tmp_path, model={"defaults": {"temperature": 0.1, "top_p": 0.9}}) as gate:
         await gate.ask(chat(temperature=1, top_p=None))
