@@ -13,7 +13,7 @@ from laya.bench.stub_gateway import stub_plan
 from laya.engines.ceiling import LimitHit
 from laya.engines.hooks import Ending
 from laya.errors import InvalidRequest
-from laya.gateway.body_errors import MEMBERS_LIMIT
+from laya.gateway.body_errors import ALL_MEMBERS_LIMIT, MEMBERS_LIMIT
 from laya.gateway.counting import LEAST_BYTES, SMALL_BYTES, Counting, counted_bytes_most
 from laya.types import MIB, DevicePlan
 
@@ -151,6 +151,17 @@ async def test_objects_have_a_limit_of_members(tmp_path: Path, where: str, n_ove
         answer = await gate.ask(request(body.encode()))
         assert answer.status == (400 if n_over else 200)
         assert not n_over or f"one object takes {MEMBERS_LIMIT}" in answer.error["message"]
+
+
+async def test_all_objects_together_have_a_limit_of_members_too(tmp_path: Path) -> None:
+    async with front(tmp_path) as gate:
+        for n_objects, status in ((16, 200), (17, 400)):
+            objects = [{f'{index}"\\': 1 for index in range(MEMBERS_LIMIT - 8)}] * n_objects
+            answer = await gate.ask(chat(metadata={"a": objects}))
+            assert answer.status == status
+        assert f"more than {ALL_MEMBERS_LIMIT} members in all" in answer.error["message"]
+        asked = chat(messages=[{"role": "user", "content": '"a": "b\\": ' * ALL_MEMBERS_LIMIT}])
+        assert "tokens" in (await gate.ask(asked)).error["message"]
 
 
 async def test_texts_with_many_colons_are_no_objects(tmp_path: Path) -> None:
