@@ -352,3 +352,20 @@ def test_store_keeps_what_it_is_told_and_refuses_a_database_it_does_not_know() -
     assert load("store: {keep: null}").store.keep is None
     said = message("store: {url: 'mysql://ann:secret@db/x'}")
     assert "begins with sqlite:// or postgresql://, got mysql" in said and "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("policy: robin", "got 'robin': write round_robin"),
+        ("max_seq_len: 4k", "got '4k': write 4096"),
+        ("max_seq_len: 1e3", "got '1e3': write 1000"),
+        ("models: {auto: {source: a}}", "config.yaml:1: models.auto: auto leaves the choice to routing.rules"),
+        ("request_log: {path: .}", "is a folder: write "),
+    ],
+)
+def test_right_value_that_was_meant_is_said(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_config(tmp_path / "config.yaml", {})
+    assert words in refused.value.message

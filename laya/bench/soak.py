@@ -12,7 +12,7 @@ from pathlib import Path
 
 from laya.bench.hardware import hardware
 from laya.bench.soak_engines import N_CLIENTS, engines_soak, shown
-from laya.bench.soak_stub import stub_soak
+from laya.bench.soak_stub import LEAST_REQUESTS, stub_soak
 from laya.errors import LayaError
 from laya.models import resolve
 
@@ -34,6 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, metavar="GGUF", help="a small chat model; default: smollm2, if pulled")
     args = parser.parse_args(argv)
+    if args.stub and args.requests < LEAST_REQUESTS:
+        parser.error(f"--requests {args.requests} are too few to see whether memory grows: {LEAST_REQUESTS} or more")
     if args.stub:
         layer, load = "sockets of the gateway, a stub engine behind it", {"requests": args.requests}
         report = stub_soak(args.requests)

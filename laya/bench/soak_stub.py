@@ -30,6 +30,7 @@ N_CHUNKS = 16
 N_CONNECTIONS = 8  # of each kind at once
 ROUND = 3000  # requests; each round has connections of its own
 WARM_SHARE = 0.3
+LEAST_REQUESTS = ROUND + 1  # two rounds, whose memory is compared
 GROWTH_LIMIT_BYTES = 5 * MIB
 FILES_SLACK = 2 * N_CONNECTIONS + 2  # the engine's connections are kept: one for each request that it has at once
 GONE_S = 5.0  # until the gateway has seen that its clients are gone

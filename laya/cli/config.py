@@ -110,7 +110,7 @@ def checked(file: Path | None) -> tuple[Document | None, Config, list[str]]:
     """The configuration with what is to be said of it. Raises ConfigError that names what is wrong, and the line."""
     document, config = _load(file)
     check_engine_arguments(config)
-    _check_address(config)
+    _check_address(config, document)
     return document, config, _check_models(config, document)
 
 
@@ -131,14 +131,14 @@ def check_engine_arguments(config: Config) -> None:
         check_args(model.args, where=where, has_draft=model.draft is not None, native_flags=has_own_engine)
 
 
-def _check_address(config: Config) -> None:
+def _check_address(config: Config, document: Document | None) -> None:
     """An open address needs a key, as it does where the server starts."""
     host = config.server.host
     if not is_loopback(host) and not config.server.api_keys and not n_kept_keys():
-        raise ConfigError(
+        raise (document or Document({})).error(
+            ("server", "host"),
             f"server.host {host} is open to the network, and there is no key: `laya config hash-key` makes the entry "
             f"for server.api_keys, `laya key create NAME` a key beside it, and `laya serve --lan` one of its own",
-            param="server.host",
         )
 
 

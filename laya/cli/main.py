@@ -7,6 +7,7 @@ Exit codes: 0 ok, 1 failed, 2 usage or config, 3 does not fit, 4 no server there
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from contextlib import suppress
@@ -20,6 +21,10 @@ from laya.cli.verbs import app_for
 from laya.errors import LayaError
 
 _SERVES = ("serve", "run")
+_WRONG_VALUE = re.compile(
+    r"Invalid value for '(?P<name>--[\w-]+)': Input should be "
+    r"((?P<sign>greater|less) than or equal to (?P<bound>\S+)|a valid (integer|number))"
+)
 _ASKS_FOR_HELP = {"-h", "--help"}
 
 
@@ -43,7 +48,7 @@ def _run(argv: list[str] | None) -> int:
         _say(error.message)
         return error.exit_code
     except typer.TyperException as error:  # a word that is no verb, option or value
-        _say(f"{error.format_message()} {_help_of(error, argv)}`laya --help` lists what there is.")
+        _say(f"{_in_our_words(error, argv)} {_help_of(error, argv)}`laya --help` lists what there is.")
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130
@@ -61,6 +66,19 @@ def _check_room(words: list[str]) -> None:
         from laya.memory import Machine  # other verbs start without it
 
         Machine().check_gateway()
+
+
+def _in_our_words(error: typer.TyperException, argv: list[str] | None) -> str:
+    """A value that an option does not take is told as that of any other flag: its name, what it takes, what it got."""
+    message, words = error.format_message(), sys.argv[1:] if argv is None else argv
+    found = _WRONG_VALUE.match(message)
+    if found is None:
+        return message
+    name, bound = found["name"], found["bound"]
+    after = (words[index + 1] for index, word in enumerate(words[:-1]) if word == name)
+    value = next((word[len(name) + 1 :] for word in words if word.startswith(f"{name}=")), None) or next(after, "")
+    expected = f"a number {'>=' if found['sign'] == 'greater' else '<='} {bound}" if bound else "a number"
+    return f"{name}: expected {expected}, got {value or 'nothing'}."
 
 
 def _help_of(error: typer.TyperException, argv: list[str] | None) -> str:

@@ -55,6 +55,7 @@ def serve(
     source = ServedConfig(
         [*(models or []), *context.args],
         home=home,
+        beside=[name for option in context.command.params for name in option.opts],
         file=config_file,
         memory_budget=memory_budget,
         anyway=anyway,

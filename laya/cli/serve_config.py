@@ -7,13 +7,14 @@ A file that was in use stays the one that is read: gone or emptied, as a file is
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from laya.cli.config import check_engine_arguments
-from laya.config import ApiKey, Config, ModelConfig, parse_engine_flags, with_settings
+from laya.config import ApiKey, Config, ModelConfig, parse_budget, parse_engine_flags, with_settings
 from laya.config.document import read_document
 from laya.config.hosts import is_loopback
 from laya.config.keys import hash_key, new_key
@@ -34,13 +35,14 @@ class Served(NamedTuple):
 
 
 class ServedConfig:
-    """See the module. words: names of models, then flags of engines."""
+    """See the module. words: names of models, then flags of engines. beside: flags that the verb has itself."""
 
     def __init__(
         self,
         words: list[str],
         *,
         home: Path,
+        beside: Sequence[str] = (),
         file: Path | None = None,
         memory_budget: str | None = None,
         anyway: bool = False,
@@ -48,13 +50,14 @@ class ServedConfig:
         port: int | None = None,
         lan: bool = False,
     ) -> None:
-        self._words = words
+        self._words, self._beside = words, beside
         self._home = home
         self._file = file
         self._memory_budget = memory_budget
         self._anyway = anyway
         self._host, self._port, self._lan = host, port, lan
         self._says_something = False
+        self._host_place = ""  # where the file says what to listen on, as messages begin with it
 
     def path(self) -> Path | None:
         """The file: the one named or in use, else what stands in one of its places now."""
@@ -63,14 +66,21 @@ class ServedConfig:
     def read(self) -> Served:
         """Raises ConfigError."""
         config = self._in_file()
-        names, config = _with_flags(config, self._words)
+        names, config = _with_flags(config, self._words, self._beside)
         memory = config.memory
         if self._memory_budget is not None:
+            try:
+                parse_budget(self._memory_budget)
+            except ConfigError as error:
+                raise ConfigError(f"--memory-budget {error.message}", param="--memory-budget") from None
             memory = msgspec.structs.replace(memory, budget=self._memory_budget)
         memory = msgspec.structs.replace(memory, anyway=memory.anyway or self._anyway)
         config = msgspec.structs.replace(config, memory=memory)
         check_engine_arguments(config)
-        config, lan_key = _with_address(config, self._host, self._port, self._lan, self._home)
+        try:
+            config, lan_key = _with_address(config, self._host, self._port, self._lan, self._home)
+        except ConfigError as error:  # an address of the file is told with its line
+            raise ConfigError(("" if self._host else self._host_place) + error.message, param="server.host") from None
         return Served(names, config, lan_key)
 
     def _in_file(self) -> Config:
@@ -85,13 +95,14 @@ class ServedConfig:
             )
         config = config_from(document)
         self._file, self._says_something = path, bool(document.data)
+        self._host_place = document.place(("server", "host"))
         return config
 
 
-def _with_flags(config: Config, words: list[str]) -> tuple[list[str], Config]:
+def _with_flags(config: Config, words: list[str], beside: Sequence[str]) -> tuple[list[str], Config]:
     """Flags are for the models named, or for all when none is."""
     first_flag = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
-    names, settings = words[:first_flag], parse_engine_flags(words[first_flag:])
+    names, settings = words[:first_flag], parse_engine_flags(words[first_flag:], beside)
     names, config = _with_names(config, names, settings)
     if settings:
         for name in names or [None]:  # type: ignore[list-item]

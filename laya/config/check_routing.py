@@ -30,7 +30,7 @@ def check_routing(config: Config, document: Document) -> None:
             raise document.error((*path, "name"), f"{dotted(path)}: two rules are named {name}")
         names.add(name)
         _check_target(rule, document, path)
-        _check_fallbacks(rule, name, ids, document, path)
+        _check_fallbacks(rule, rule.name or "the rule", ids, document, path)
         _check_conditions(rule, config, document, path)
         _check_reached(config.routing, index, document, path)
 
@@ -38,8 +38,9 @@ def check_routing(config: Config, document: Document) -> None:
 def _check_pools(config: Config, document: Document) -> None:
     taken = dict.fromkeys(config.models, "a model")
     taken |= {alias: "an alias" for entry in config.models.values() for alias in entry.aliases}
-    if AUTO in taken and config.routing.rules:
-        raise document.error(("models",), f"models: {AUTO} leaves the choice to routing.rules; rename that model")
+    if AUTO in taken:
+        where = ("models", AUTO) if AUTO in config.models else ("models",)
+        raise document.error(where, f"{dotted(where)}: {AUTO} leaves the choice to routing.rules; rename that model")
     ids = {alias: model_id for model_id, entry in config.models.items() for alias in entry.aliases}
     for pool, members in config.routing.pools.items():
         path: KeyPath = ("routing", "pools", pool)
@@ -125,9 +126,9 @@ def _check_once(names: Sequence[str], ids: Mapping[str, str], document: Document
 
 def _check_reached(routing: RoutingConfig, index: int, document: Document, path: KeyPath) -> None:
     rule = routing.rules[index]
-    for number, earlier in enumerate(routing.rules[:index], 1):
+    for number, earlier in enumerate(routing.rules[:index]):
         if _takes_all_of(earlier, rule):
-            name, first = rule.name or f"rule {index + 1}", earlier.name or f"rule {number}"
+            name, first = rule.name or "it", earlier.name or dotted((*path[:-1], number))
             raise document.error(
                 path, f"{dotted(path)}: {name} is never reached, since {first} takes every request that it would"
             )

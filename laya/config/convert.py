@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -44,6 +45,7 @@ _SECTIONS = {
     "server": ServerConfig, "memory": MemoryConfig, "routing": RoutingConfig, "store": StoreConfig,
     "request_log": RequestLogConfig, "traces": TracesConfig, "limits": ModelLimits, "defaults": SamplingDefaults,
 }  # fmt: skip
+_SHORT_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmM]|[eE]\+?(\d))")  # 4k, 1e3
 MAX_NAMED_KEYS = 12
 MAX_INTEGER = 2**32 - 1  # what llama.cpp's context sizes and seeds are held in
 
@@ -87,10 +89,25 @@ def _value(annotation: Any, document: Document, path: KeyPath, value: Any) -> An
         return msgspec.convert(parsed, annotation)
     except msgspec.ValidationError:
         got = document.value(path, value)
-        raise document.error(path, f"{document.key(path)}: expected {describe(annotation)}, got {got}") from None
+        meant = "" if path in document.written else _meant(annotation, value)
+        raise document.error(path, f"{document.key(path)}: expected {describe(annotation)}, got {got}{meant}") from None
     except ConfigError as error:
         reason = f"{document.value(path, value)} is not right here" if path in document.written else error.message
         raise document.error(path, f"{document.key(path)}: {reason}") from None
+
+
+def _meant(annotation: Any, value: Any) -> str:
+    """The right value that was most likely meant, as a hint behind the message; nothing where none is near."""
+    if not isinstance(value, str):
+        return ""
+    kinds = [_bare(kind) for kind in _alternatives(inspect.type_info(annotation))]
+    words = [word for kind in kinds if isinstance(kind, inspect.LiteralType) for word in kind.values]
+    close = nearest(value.lower(), [word for word in words if isinstance(word, str)])
+    number = _SHORT_NUMBER.fullmatch(value.strip())
+    if number and any(isinstance(kind, inspect.IntType) for kind in kinds):
+        scale = {"k": 1024, "m": 1024**2}.get(number[2].lower(), 10 ** int(number[3] or 0))
+        close = str(round(float(number[1]) * scale))
+    return f": write {close}" if close else ""
 
 
 def _entries(struct: type[_Struct], document: Document, path: KeyPath, value: Any) -> dict[str, _Struct]:

@@ -113,8 +113,10 @@ def _flag(name: str, beside: Sequence[str]) -> Flag:
         raise ConfigError(f"{name}: {REFUSED[name]}", param=name)
     if not name.startswith("-"):
         raise ConfigError(f"{name}: expected a flag here, such as --max-seq-len 8192", param=name)
-    plain = name.replace("_", "-")
-    close = plain if plain in FLAGS else nearest(plain, [flag for flag in (*beside, *FLAGS) if flag.startswith("--")])
+    plain = name.replace("_", "-").replace(".", "-")
+    known = [flag for flag in (*beside, *FLAGS) if flag.startswith("--")]
+    bare = nearest(plain.lstrip("-"), [flag[2:] for flag in known])  # dashes that all flags have say nothing
+    close = plain if plain in known else f"--{bare}" if bare else None
     hint = f"Did you mean {close}?" if close else "Any other flag of the engine goes under `args:` in config.yaml."
     raise ConfigError(f"{name} is not a flag here. {hint}", param=name)
 
@@ -127,6 +129,8 @@ def _value(name: str, flag: Flag, attached: str | None, words: list[str]) -> Any
         if not words or _is_flag(words[0]):
             raise ConfigError(f"{name} needs a value, such as `{name} {_example(flag.key)}`", param=name)
         attached = words.pop(0)
+    if not attached.strip():
+        raise ConfigError(f"{name} needs a value, such as `{name} {_example(flag.key)}`", param=name)
     if flag.key not in _LISTS:
         return _typed(flag.key, attached)
     more: list[str] = []

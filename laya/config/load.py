@@ -44,7 +44,11 @@ def config_from(document: Document) -> Config:
     if "models_dir" in document.data:
         config.models_dir = str(_absolute(config.models_dir, document))
     if config.request_log.path is not None:
-        config.request_log.path = str(_absolute(config.request_log.path, document))
+        log = _absolute(config.request_log.path, document)
+        if log.is_dir():
+            where = ("request_log", "path")
+            raise document.error(where, f"request_log.path: {log} is a folder: write {log / 'requests.jsonl'}")
+        config.request_log.path = str(log)
     if config.traces.headers_file is not None:
         config.traces.headers_file = _headers_file(config.traces.headers_file, document)
     return config

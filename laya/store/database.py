@@ -20,6 +20,7 @@ from laya.errors import StoreError
 from laya.store.migrations import MIGRATIONS
 
 BUSY_TIMEOUT_S = 5
+NO_DATABASE = "put a copy of it back, or move it away, and a new one begins without what it held (keys, usage, chats)"
 _PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1, "synchronous": "full", "secure_delete": 1}
 
 
@@ -61,7 +62,8 @@ class Tables:
         try:
             yield
         except peewee.DatabaseError as error:
-            raise StoreError(f"{self.path}: {error}") from error
+            hint = f": {NO_DATABASE}" if "not a database" in str(error) or "malformed" in str(error) else ""
+            raise StoreError(f"{self.path}: {error}{hint}") from error
         except OSError as error:
             raise StoreError(f"{self.path}: {error.strerror}") from error
 

@@ -115,6 +115,12 @@ def test_port_in_use_names_the_process(laya_home: Path, tmp_path: Path) -> None:
         (("--quantization", "awq"), "awq"),
         (("--memory-budget", "lots"), "lots"),
         (("--config", "gone.yaml"), "gone.yaml"),
+        (("--prto", "3"), "Did you mean --port?"),
+        (("--memory.budget", "3GiB"), "Did you mean --memory-budget?"),
+        (("--log-level", "debug"), "--log-level is not a flag here. Any other flag"),
+        (("--ctx-size=",), "--ctx-size needs a value"),
+        (("--port=-1",), "--port: expected a number >= 0, got -1."),
+        (("--memory-budget=-3GiB",), "--memory-budget '-3GiB' is not a budget"),
     ],
 )
 def test_wrong_flags_end_with_2_and_a_sentence(laya_home: Path, tmp_path: Path, args: Any, words: str) -> None:

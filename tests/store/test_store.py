@@ -183,7 +183,7 @@ def test_a_newer_file_is_refused_in_words(tmp_path: Path) -> None:
 def test_faults_name_the_file(tmp_path: Path) -> None:
     junk = tmp_path / "junk.db"
     junk.write_bytes(b"this is no database " * 100)
-    with pytest.raises(StoreError, match=r"junk\.db: file is not a database"):
+    with pytest.raises(StoreError, match=r"junk\.db: file is not a database: put a copy"):
         Store(junk)
     with pytest.raises(StoreError, match="Is a directory"):
         Store(tmp_path)
