@@ -9,8 +9,21 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+_LONG_WORD = re.compile(r"(\S{300})\S{300,}")  # longer than a model's id or a file's path is
+_MESSAGE_MOST = 8000  # characters
+
+
+def _cut(text: str) -> str:
+    """What a client said comes back to it, but not in megabytes."""
+    if len(text) < 600:
+        return text
+    text = _LONG_WORD.sub(r"\1...", text)
+    half = _MESSAGE_MOST // 2
+    return text if len(text) <= _MESSAGE_MOST else f"{text[:half]}...{text[-half:]}"
 
 
 class LayaError(Exception):
@@ -24,9 +37,9 @@ class LayaError(Exception):
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: float | None = None, **details: Any
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = _cut(message)
+        super().__init__(self.message)
+        self.param = param if param is None else _cut(param)
         self.details = details  # extra members of the error object, e.g. need_bytes
         self.retry_after_s = retry_after_s
 

@@ -76,6 +76,8 @@ def check_engine_fields(head: EngineFields) -> None:
         raise InvalidRequest(
             f"'n_predict' is {head.n_predict}: it is 1 or more, or -1 for no limit.", param="n_predict"
         )
+    if head.top_k is not None and not float(head.top_k).is_integer():
+        raise InvalidRequest(f"'top_k' is {head.top_k}: it is a whole number.", param="top_k")
     if head.id_slot is not None and head.id_slot != -1:
         raise InvalidRequest(
             f"'id_slot' is {head.id_slot}: requests can't choose a slot, leave it out.", param="id_slot"

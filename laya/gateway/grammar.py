@@ -56,7 +56,10 @@ def check_gbnf(name: str, text: str) -> None:
 def check_tools(raw: msgspec.Raw) -> None:
     """Bound tools that may be called, each by itself, since it is tried only when called."""
     tools: Any = _decoded("tools", raw)
-    _check_count("tools", len(tools))
+    if len(tools) > ALTERNATIVES_LIMIT:
+        raise InvalidRequest(
+            f"'tools' has {len(tools)} tools; one request may call {ALTERNATIVES_LIMIT} at most.", param="tools"
+        )
     for index, tool in enumerate(tools):
         _check_count(f"tools[{index}]", alternatives(tool, f"tools[{index}]"))
 

@@ -132,7 +132,7 @@ class Create(Prompt, forbid_unknown_fields=True, kw_only=True):
 _TYPES = {
     "content": [str(kind.__struct_config__.tag) for kind in get_args(AnyBlock)],
     "system": ["text"],
-    "source": ["base64, url (of an image)", "text (of a document)"],
+    "source": ["base64 or url of an image", "text of a document (no PDF)"],
     "tools": ["custom (a tool that the client runs)"],
     "tool_choice": ["auto", "any", "tool", "none"],
     "thinking": ["enabled", "adaptive", "disabled"],
@@ -185,6 +185,8 @@ def _check_edits(asked: Prompt) -> None:
 def chat_of(asked: Prompt) -> dict[str, Any]:
     """The chat request; what decides its length, and where it is a `Create` what decides the answer."""
     body: dict[str, Any] = {"messages": chat_messages(asked.system, asked.messages), "model": asked.model}
+    if not body["messages"]:
+        raise InvalidRequest("'messages[0].content' is empty, and so are all others.", param="messages[0].content")
     body |= _tools(asked)
     output = asked.output_config or OutputConfig()
     kwargs: dict[str, Any] = {"reasoning_effort": output.effort} if output.effort else {}

@@ -124,7 +124,7 @@ class OllamaModels:
         parameters = "\n".join(f"{name} {value}" for name, value in settings.defaults.items())
         return reply(
             {
-                "modelfile": f"FROM {file.path}\n",
+                "modelfile": f"FROM {file.path.name}\n",
                 "parameters": parameters,
                 "template": template,
                 "license": metadata.get("general.license", ""),

@@ -14,6 +14,8 @@ import msgspec
 from laya.errors import InvalidRequest
 from laya.gateway.answer_format import schema_alone
 from laya.gateway.assemble import encode
+from laya.gateway.body import Fraction, Penalty, Temperature
+from laya.gateway.engine_fields import Share, Window
 from laya.gateway.fields import read_fields, shown, without_nulls
 
 _AS_IT_IS = (
@@ -40,19 +42,19 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Ollama's options. Ranges are checked where they are acted on."""
 
     num_ctx: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    num_predict: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
+    num_predict: Annotated[int, msgspec.Meta(le=2**31 - 1)] | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Share | None = None
+    typical_p: Share | None = None
     seed: int | None = None
     stop: list[str] | str | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    mirostat: int | None = None
+    repeat_penalty: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
+    repeat_last_n: Window | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    mirostat: Annotated[int, msgspec.Meta(ge=0, le=2)] | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     numa: bool | None = None

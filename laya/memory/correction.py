@@ -30,9 +30,10 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 
     def words(self) -> str:
         """What was learned, as a note of a plan that counts it."""
+        at_least = f", and at least {self.flat_bytes / MIB:.0f} MiB" if self.flat_bytes >= MIB else ""
         return (
-            f"correction: engines of this build and architecture were measured to take up to {self.share:.0%} "
-            f"({self.flat_bytes / MIB:.0f} MiB where small) more than planned"
+            f"correction: engines of this build and architecture were measured to take up to {self.share:.0%}"
+            f"{at_least} more than planned"
         )
 
     def after(self, plan: Plan, peak_bytes: int, *, was_killed: bool = False) -> Correction:

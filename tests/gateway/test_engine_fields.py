@@ -18,6 +18,7 @@ WRONG = [
     ("n_probs", 49152, "'n_probs' is 49152: Expected 'int' <= 20."),
     ("n_probs", -1, "'n_probs' is -1: Expected 'int' >= 0."),
     ("top_k", -2, "'top_k' is -2: Expected 'float' >= -1.0."),
+    ("top_k", 1.5, "'top_k' is 1.5: it is a whole number."),
     ("min_p", 1.5, "'min_p' is 1.5: Expected 'float' <= 1.0."),
     ("typical_p", -0.5, "'typical_p' is -0.5: Expected 'float' >= 0.0."),
     ("repeat_last_n", -2, "'repeat_last_n' is -2: Expected 'int' >= -1."),
@@ -153,3 +154,16 @@ def test_chat_field_of_a_wrong_type_is_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         undone(CHAT, **{name: value})
     assert caught.value.param == name
+
+
+def test_what_a_client_said_is_cut_in_errors() -> None:
+    for fields in (
+        {"messages": [{"role": "r" * 10**6}]},
+        {"tool_choice": "r" * 10**6},
+        {"logit_bias": {"r" * 10**6: "a"}},
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            parse_body(EndpointKind.CHAT, json.dumps(CHAT | fields).encode())
+        assert len(json.dumps(caught.value.body())) < 3000
+    assert len(InvalidRequest("a b " * 10**6).message) < 9000
+    assert InvalidRequest("/" + "x" * 500).message == "/" + "x" * 500

@@ -219,6 +219,7 @@ async def test_count_that_the_engine_does_not_answer_fails(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("fields", "said"), [
+    ({"messages": [{"role": "user", "content": []}]}, "'messages[0].content' is empty"),
     ({"max_token": 1}, "'max_token' is not a field of /v1/messages. Did you mean 'max_tokens'?"),
     ({"max_tokens": None}, "'max_tokens' is missing."),
     ({"messages": []}, "'messages' is []"),
