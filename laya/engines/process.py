@@ -25,6 +25,7 @@ import psutil
 from laya.engines.ceiling import Ceiling, Ceilings, LimitHit
 from laya.engines.child import Child
 from laya.engines.cpu import CPUINFO, check_cpu
+from laya.engines.exit_words import exit_words
 from laya.engines.held_memory import MemoryReading
 from laya.engines.launcher import StartSettings
 from laya.engines.launchers import launcher_for
@@ -42,14 +43,6 @@ TERM_WAIT_S = 3.0
 KILL_WAIT_S = 5.0
 GIVING_UP_WAIT_S = 1.0  # for a child that has said why it gives up
 START_TRIES = 3  # where a start that failed may be tried again
-SIGNAL_WORDS: dict[int, str] = {
-    signal.SIGKILL: "out of memory or kill",
-    signal.SIGSEGV: "a fault in the engine",
-    signal.SIGABRT: "the engine gave up",
-    signal.SIGBUS: "the model file changed or could not be read",
-    signal.SIGILL: "an instruction that this CPU does not have",
-    signal.SIGTERM: "asked to stop",
-}
 
 
 class EngineProcess:
@@ -299,15 +292,6 @@ class EngineProcess:
             self.state = "exited"
             self.log.note(f"engine ended: {self.exit_reason}")
         return self.exit_reason
-
-
-def exit_words(returncode: int, said: str | None) -> str:
-    """`-9` -> "killed by signal 9 (out of memory or kill)"; `1` -> "exited with 1: <what it said>"."""
-    if returncode >= 0:
-        return f"exited with {returncode}" + (f": {said}" if said else "")
-    signum = -returncode
-    meaning = SIGNAL_WORDS.get(signum) or signal.strsignal(signum) or "unknown"
-    return f"killed by signal {signum} ({meaning})" + (f": {said}" if said and signum == signal.SIGABRT else "")
 
 
 def read_politely(pid: int) -> None:

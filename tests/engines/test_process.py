@@ -13,8 +13,9 @@ import httpx
 import pytest
 import uvloop
 
+from laya.engines.exit_words import exit_words
 from laya.engines.log import EngineLog
-from laya.engines.process import CHILD_NICE, EngineProcess, exit_words
+from laya.engines.process import CHILD_NICE, EngineProcess
 from laya.engines.settings import EngineSettings
 from laya.errors import BadModelFile, ConfigError, EngineFailed
 from laya.types import MIB, EngineAddress
