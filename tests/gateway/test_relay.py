@@ -44,11 +44,11 @@ def text_of(answer: Answer) -> str:
 # what is asked of the engine
 async def test_engine_is_asked_for_a_stream_with_progress_and_usage(tmp_path: Path) -> None:
     async with front(tmp_path) as gate:
-        await gate.ask(chat(temperature=0.5, x_unknown=[1, {"a": None}]))
+        await gate.ask(chat(temperature=0.5, chat_template_kwargs={"a": [1, {"b": None}]}))
         asked = gate.engine.bodies[0]
         assert asked == CHAT | {
             "temperature": 0.5,
-            "x_unknown": [1, {"a": None}],
+            "chat_template_kwargs": {"a": [1, {"b": None}]},
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_progress": True,
