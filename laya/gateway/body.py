@@ -243,7 +243,7 @@ def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
     except msgspec.ValidationError as error:
         raise explained(error, data) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise not_json(error) from None
+        raise not_json(error, data) from None
     required = _REQUIRED[kind]
     if not getattr(head, required):
         raise InvalidRequest(f"'{required}' is missing or empty.", param=required)

@@ -19,6 +19,7 @@ ALL_MEMBERS_LIMIT = 2**16  # of all objects together: more take the gateway a th
 _MEMBER = re.compile(rb'(?<!\\)(?:\\\\)*"\s*:')  # a quote within a string has a backslash before it
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 _MISSING = re.compile(r"Object missing required field '(.*)'")
+_HALF_CHARACTER = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _PLACE = " - at `$"  # what msgspec puts behind a reason, which may quote a value that has the same in it
 
 
@@ -50,10 +51,14 @@ _MEMBERS = json.JSONDecoder(
 )
 
 
-def not_json(error: Exception) -> InvalidRequest:
-    """For what the decoder could not read at all."""
+def not_json(error: Exception, data: bytes = b"") -> InvalidRequest:
+    """For what the decoder could not read at all. data: the body, where it is at hand."""
     if isinstance(error, RecursionError):
         return InvalidRequest("The request body is nested too deeply.")
+    half = _HALF_CHARACTER.search(data)
+    if half is not None:
+        said = half.group().decode()
+        return InvalidRequest(f"The request body is not valid JSON: {said} is half of a surrogate pair, no character.")
     return InvalidRequest(f"The request body is not valid JSON: {error}.")
 
 

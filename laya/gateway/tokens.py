@@ -181,9 +181,10 @@ class TokensApi:
                 exchange, endpoint, "/detokenize", {"tokens": asked.tokens}, len(asked.tokens)
             )
             text = found["content"]
-        except InvalidRequest as error:
+        except InvalidRequest:
             raise InvalidRequest(
-                f"'tokens' has one that is not in the vocabulary of '{endpoint.model_id}' ({error.message}).",
+                f"'tokens' has one that is not in the vocabulary of '{endpoint.model_id}': the largest is "
+                f"{max(asked.tokens, default=0)}.",
                 param="tokens",
             ) from None
         return reply({"content": text, "prompt": text})

@@ -369,3 +369,10 @@ def test_nulls_stand_for_absent_fields() -> None:
     nulls = dict.fromkeys(["stream", "n", "max_tokens", "temperature", "top_p", "stop", "seed", "tools", "logprobs"])
     parsed = parse(**nulls)
     assert not parsed.wants_stream and parsed.n_seqs == 1 and parsed.max_tokens is None
+
+
+def test_half_of_a_character_is_named() -> None:
+    for said in (rb"a\ud800b", rb"\uDBFF"):
+        error = refusal(CHAT, b'{"messages":[{"role":"user","content":"%b"}]}' % said)
+        assert "is half of a surrogate pair" in error.message
+    assert parse_body(CHAT, rb'{"messages":[{"role":"user","content":"\ud83d\ude00"}]}').n_seqs == 1
