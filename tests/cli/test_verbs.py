@@ -57,3 +57,13 @@ def test_help_of_all_benches_names_them(words: tuple[str, ...], capsys: pytest.C
     said = capsys.readouterr().out
     assert ended.value.code == 0
     assert all(name in said for name in BENCHES)
+
+
+def test_value_that_an_option_does_not_take_is_said_with_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, told in (
+        (["serve", "--port=-1"], "--port: expected a number >= 0, got -1."),
+        (["key", "create", "x", "--max-concurrent", "0"], "--max-concurrent: expected a number >= 1, got 0."),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2 and told in " ".join(capsys.readouterr().err.split())
