@@ -4,7 +4,7 @@ Stub engine, gateway and load generator are three processes on this machine's co
 alternate (direct, through Laya, through another gateway, direct, ...) and each ratio is the median over the pairs, as
 machines are shared and noisy. Rows: a whole answer relayed raw; one assembled from a stream (how llama.cpp is asked);
 a stream of 64 chunks written one by one, where the stub is what bounds everybody; and the same with 16 chunks to a
-write, where the stub gives several times what any gateway relays.
+write, and in one write, where the stub gives several times what other gateways relay.
 """
 
 from __future__ import annotations
