@@ -53,6 +53,10 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
 
 
+class NotTaken(InvalidRequest):
+    """The engine does not take what it was asked; in its words."""
+
+
 class Tokenizers:
     """A model's engine, for what is no request of inference."""
 
@@ -82,7 +86,7 @@ class Tokenizers:
     ) -> dict[str, Any]:
         """What the engine says to a body of so much text; None: all of it is.
 
-        Raises InvalidRequest with its words, or for too much text, EngineFailed where it can't be reached.
+        Raises NotTaken, InvalidRequest for too much text, EngineFailed where it can't be reached.
         """
         data, counting = msgspec.json.encode(body), _pool(endpoint).counting
         n_bytes = len(data) if n_bytes is None else n_bytes
@@ -92,7 +96,7 @@ class Tokenizers:
         except OSError as error:
             raise _unreachable(endpoint, error) from None
         if status != 200:
-            raise InvalidRequest(message_of(answer))
+            raise NotTaken(message_of(answer))
         exchange.endpoint = endpoint  # only now: there is no other engine to try in its place
         found: dict[str, Any] = msgspec.json.decode(answer)
         return found
@@ -181,7 +185,7 @@ class TokensApi:
                 exchange, endpoint, "/detokenize", {"tokens": asked.tokens}, len(asked.tokens)
             )
             text = found["content"]
-        except InvalidRequest:
+        except NotTaken:
             raise InvalidRequest(
                 f"'tokens' has one that is not in the vocabulary of '{endpoint.model_id}': the largest is "
                 f"{max(asked.tokens, default=0)}.",

@@ -254,8 +254,8 @@ async def test_body_is_held_to_the_limits_of_the_hot_path(tmp_path: Path) -> Non
 
 async def test_body_bytes_are_given_back(tmp_path: Path) -> None:
     async with front(tmp_path, apis=routes([])) as world:
-        assert (await world.ask(parrot(filler="x" * 200_000))).status == 200
-        assert (await world.ask(parrot(filler="x" * 200_000, bad=True))).status == 400
+        assert (await world.ask(parrot(metadata={"filler": "x" * 200_000}))).status == 200
+        assert (await world.ask(parrot(metadata={"filler": "x" * 200_000}, bad=True))).status == 400
         assert world.limits.bodies.held_bytes == 0
 
 

@@ -315,7 +315,8 @@ export async function raw_response(client) {
 }
 
 export async function timeout(client) {
-  const request = client.chat.completions.create({ model, messages: hello, max_tokens: 1000 }, { timeout: 200 });
+  const long = { model, messages: hello, max_tokens: 1000, ignore_eos: true };
+  const request = client.chat.completions.create(long, { timeout: 200 });
   await assert.rejects(request, OpenAI.APIConnectionTimeoutError);
   await idle(client);
 }
