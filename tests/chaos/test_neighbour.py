@@ -28,7 +28,9 @@ MakeModels = Callable[..., list[Path]]
 
 UNIFIED = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 GROUP_BYTES = 64 * MIB
-FILE_MIB = 256  # more than the group may hold: every page that is read was just dropped
+PROGRAMS = 4
+FILE_MIB = 20  # together with the programs' own memory a little more than the group holds: what is dropped is missed at
+# once, which is what the kernel counts as waiting; of a file much larger than the group it does not remember the pages
 SCARCE = 0.11  # of what engines and free memory make up: between "easy" and "tight", so that the strain decides
 STEADY_S = 3.0
 DEADLINE_S = 60.0
@@ -61,11 +63,11 @@ pytestmark = pytest.mark.skipif(
 
 @contextlib.contextmanager
 def thrashing(group: Group, path: Path, *through: str) -> Iterator[None]:
-    """Three programs that re-read a file larger than their group. through: the words of a command that starts them."""
+    """Programs that re-read files for which their group is a little too small. through: the words of a command that starts them."""
     words = group.program(*through, sys.executable, "-S", "-c", THRASH, str(path), str(FILE_MIB))
     programs = [
         subprocess.Popen((*words[:-2], f"{path}{number}", words[-1]), stdout=subprocess.PIPE, text=True)
-        for number in range(3)
+        for number in range(PROGRAMS)
     ]
     try:
         for program in programs:
