@@ -33,6 +33,10 @@ Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
 _OPEN_PATHS = frozenset({"/", "/health", "/ready", *page_files()})
 OTHER_APIS = frozenset({"/v1/complete", "/completion", "/generate"})  # and what of /api/ is not here
+_OF_OPENAI = (
+    "assistants", "audio", "batches", "containers", "conversations", "evals", "files", "fine_tuning", "images",
+    "moderations", "realtime", "threads", "uploads", "vector_stores", "videos",
+)  # fmt: skip
 
 
 class Guard:
@@ -172,6 +176,8 @@ def _nothing_at(path: str, known: list[str]) -> NotFound:
     """404 with what was most likely meant. A route with a name in it is never proposed: nobody can call it so."""
     if path.rstrip("/") in OTHER_APIS or path.startswith("/api/"):
         return NotFound(f"{path} is not part of this version of Laya: use /v1/chat/completions.")
+    if path.startswith("/v1/") and path.split("/")[2] in _OF_OPENAI:
+        return NotFound(f"{path} is an endpoint of OpenAI that this version of Laya does not have.")
     close = None if path.startswith("/admin/models/") else nearest(path, known)
     return NotFound(f"There is nothing at {path}." + (f" Did you mean {close}?" if close else ""))
 

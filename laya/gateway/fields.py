@@ -21,7 +21,6 @@ _MISSING = re.compile(r"Object missing required field `(.*)`")
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _TYPE_OF = re.compile(r"([^.\[\]]+)(?:\[\d+\])?\.type$")  # the field whose value, or whose items, have that type
 _SHOWN_MOST = 60
-_NULL = (None,)
 _DIGITS_MOST = 18  # Python refuses to read numbers of thousands of digits, with an error of another kind
 WHOLE_NUMBER_MOST = 10**_DIGITS_MOST - 1
 
@@ -38,13 +37,13 @@ def read_fields(
     *,
     instead: Mapping[str, str] | None = None,
     types: Mapping[str, Sequence[str]] | None = None,
-    nothing: Sequence[Any] = _NULL,
+    nothing: Sequence[Any] = (),
 ) -> _T:
     """The body as a `kind`. Raises InvalidRequest, NotSupported.
 
     api: what its fields are fields of. instead: fields that are not supported, and what to do; `kind` may have such a
     field all the same, for the one value `false`. types: what the `type` of a field's value may be, by the field's
-    name, to be told where it is another. nothing: values that say the same as a field left out.
+    name, to be told where it is another. nothing: values of `instead` fields that say the same as one left out.
     """
     check_elements(body)
     try:
@@ -53,10 +52,12 @@ def read_fields(
         raise InvalidRequest(f"The request body is not a JSON object: {error}.") from None
     except RecursionError:
         raise InvalidRequest("The request body is nested too deeply.") from None
-    fields = {name: value for name, value in fields.items() if value not in nothing}
+    instead = instead or {}
+    said = without_nulls(fields)
+    fields = {name: value for name, value in said.items() if name not in instead or value not in nothing}
     known = kind.__struct_fields__
     for name, value in fields.items():
-        if instead and name in instead and not (value is False and name in known):
+        if name in instead and not (value is False and name in known):
             raise NotSupported(f"'{name}' is not supported here: {instead[name]}.", param=name)
         if name not in known:
             close = nearest(name, known)

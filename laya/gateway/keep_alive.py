@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FOREVER_S = float("inf")
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
 
 
 def seconds_of(keep_alive: float | str) -> float:
@@ -29,7 +29,7 @@ def seconds_of(keep_alive: float | str) -> float:
         text = keep_alive.strip()
         sign = -1.0 if text.startswith("-") else 1.0
         rest = text[1:] if text[:1] in ("+", "-") else text
-        if re.fullmatch(r"\d+(\.\d*)?", rest):
+        if re.fullmatch(r"[0-9]+(\.[0-9]*)?", rest):
             seconds = sign * float(rest)
         elif rest and not _DURATION.sub("", rest):
             seconds = sign * sum(float(number) * _UNIT_S[unit] for number, unit in _DURATION.findall(rest))

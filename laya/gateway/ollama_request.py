@@ -35,7 +35,7 @@ _INSTEAD = {
     "steps": "this server makes no images",
     "shift": "no context is shifted; 'truncate': true drops the oldest turns of a chat",
 }
-_NOTHING: tuple[Any, ...] = (None, "", [])  # clients send empty texts and lists for what nobody said
+_NOTHING: tuple[Any, ...] = ("", [])  # clients send empty texts and lists for what nobody said
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

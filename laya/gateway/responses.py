@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from laya.errors import InvalidRequest
+from laya.errors import InvalidRequest, NotSupported
 from laya.gateway.assemble import encode
 from laya.gateway.desk import reply
 from laya.gateway.fields import whole_number
@@ -62,6 +62,7 @@ class ResponsesApi:
         return [
             Route("/v1/responses", self.create, methods=["POST"]),
             Route("/v1/responses/input_tokens", self.count, methods=["POST"]),
+            Route("/v1/responses/compact", self.compact, methods=["POST"]),
             Route(one, self.retrieve, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(one + "/input_items", self.input_items, methods=["GET"]),
@@ -133,8 +134,9 @@ class ResponsesApi:
 
     async def retrieve(self, request: Request) -> Response:
         _known_query(request, "include", "include[]", "stream", "starting_after", "include_obfuscation")
+        streams, *_ = (_one_of(request, name, "false", "true") for name in ("stream", "include_obfuscation"))
         kept = await self._find(request)
-        if request.query_params.get("stream") != "true":
+        if streams != "true":
             return Response(kept.document, media_type="application/json")
         after = _whole(request, "starting_after", -1, least=-1, most=2**31)
         events = [event for event in told_again(_DOCUMENT.decode(kept.document)) if event["sequence_number"] > after]
@@ -148,12 +150,7 @@ class ResponsesApi:
     async def input_items(self, request: Request) -> Response:
         """The items that this response's request brought, newest first; those before are its previous response's."""
         _known_query(request, "after", "limit", "order", "include", "include[]")
-        limit, order = (
-            _whole(request, "limit", 20, least=1, most=MOST_LISTED),
-            request.query_params.get("order", "desc"),
-        )
-        if order not in ("asc", "desc"):
-            raise InvalidRequest(f"'order' is '{order}': expected asc or desc.", param="order")
+        limit, order = _whole(request, "limit", 20, least=1, most=MOST_LISTED), _one_of(request, "order", "desc", "asc")
         items = _ITEMS.decode((await self._find(request)).input)
         if order == "desc":
             items.reverse()
@@ -169,6 +166,12 @@ class ResponsesApi:
         first_id, last_id = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         listed = {"object": "list", "data": page, "first_id": first_id, "last_id": last_id}
         return reply(listed | {"has_more": len(items) > limit})
+
+    async def compact(self, request: Request) -> Response:
+        raise NotSupported(
+            "This server compacts no conversations. 'truncation': \"auto\" of a response drops the oldest turns where "
+            "they are too long; or ask for a summary and begin a conversation with it."
+        )
 
     async def cancel(self, request: Request) -> Response:
         kept = await self._find(request)
@@ -192,6 +195,13 @@ def _known_query(request: Request, *names: str) -> None:
             raise InvalidRequest(f"'{name}' is not a parameter here; there are: {', '.join(names)}.", param=name)
         if name.startswith("include") and name != "include_obfuscation" and value != LOGPROBS:
             raise InvalidRequest(f"'{name}' is '{value}': this server includes {LOGPROBS} alone.", param=name)
+
+
+def _one_of(request: Request, name: str, default: str, other: str) -> str:
+    said = request.query_params.get(name, default)
+    if said not in (default, other):
+        raise InvalidRequest(f"'{name}' is '{said}': expected {default} or {other}.", param=name)
+    return said
 
 
 def _whole(request: Request, name: str, default: int, *, least: int, most: int) -> int:

@@ -110,7 +110,7 @@ def test_it_is_seconds_or_a_duration(said: Any, seconds: float) -> None:
     assert seconds_of(said) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("said", ["", "five", "5x", "m", "1h x", "--5m"])
+@pytest.mark.parametrize("said", ["", "five", "5x", "m", "1h x", "--5m", "\u0665m", "\u0665"])
 def test_what_is_no_duration_is_refused(said: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         seconds_of(said)

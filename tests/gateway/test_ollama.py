@@ -226,6 +226,10 @@ def test_results_take_their_calls_in_order_by_name_or_whichever_is_next() -> Non
     ({"template": "x"}, "chat_template"),
     ({"shift": True}, "no context is shifted"),
     ({"model": ""}, "'model'"),
+    ({"keep_alive": []}, "'keep_alive' is []"),
+    ({"keep_alive": True}, "'keep_alive' is true"),
+    ({"options": []}, "'options' is []"),
+    ({"stream": ""}, "'stream' is \"\""),
     ({"messages": [{"role": "robot", "content": ""}]}, "'messages[0].role' is \"robot\""),
 ])  # fmt: skip
 def test_request_that_is_wrong_is_told_where(fields: dict[str, Any], said: str) -> None:

@@ -557,6 +557,14 @@ async def test_endpoint_of_another_api_is_said_to_be_none_of_this_version(tmp_pa
         assert answer.error["message"] == f"{path} is not part of this version of Laya: use /v1/chat/completions."
 
 
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/audio/speech", "/v1/conversations/x/items"])
+async def test_endpoint_that_is_not_here_is_not_taken_for_another(tmp_path: Path, path: str) -> None:
+    async with front(tmp_path) as gate:
+        answer = await gate.ask(request(CHAT, path))
+        assert_error(answer, 404, "not_found")
+        assert answer.error["message"] == f"{path} is an endpoint of OpenAI that this version of Laya does not have."
+
+
 async def test_unknown_model_names_the_nearest(tmp_path: Path) -> None:
     async with front(tmp_path) as gate:
         answer = await gate.ask(chat(model="stubb"))

@@ -112,6 +112,10 @@ async def test_stream_tells_each_step_in_the_official_order(tmp_path: Path) -> N
         assert again[-1]["response"] == done
         rest = (await world.ask(get(done["id"] + "?stream=true&starting_after=6"))).body
         assert rest.count(b"event: ") == 2
+        assert (await world.ask(get(done["id"] + "?stream=false"))).json == done
+        for name in ("stream", "include_obfuscation"):
+            wrong = await world.ask(get(f"{done['id']}?{name}=banana"))
+            assert (wrong.status, wrong.error["param"]) == (400, name)
 
 
 async def test_part_that_is_added_is_still_empty(tmp_path: Path) -> None:
@@ -269,6 +273,8 @@ async def test_cancel_and_methods_say_what_they_can_not(tmp_path: Path) -> None:
         assert cancelled.status == 400 and "background" in cancelled.error["message"]
         assert (await world.ask(get("resp_nothing"))).error["message"] == "Response with id 'resp_nothing' not found."
         assert (await world.ask(request(None, PATH, method="GET"))).status == 405
+        compacted = await world.ask(get("compact", method="POST"))
+        assert compacted.status == 501 and "truncation" in compacted.error["message"]
 
 
 def read_and_translate(fields: dict[str, Any]) -> dict[str, Any]:
