@@ -1,9 +1,5 @@
 #include "bench_http.hpp"
 
-#include <arpa/inet.h>
-#include <netinet/tcp.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +11,7 @@
 #include <memory>
 #include <string_view>
 
-#include "system_call.hpp"
+#include "loopback.hpp"
 
 namespace laya {
 namespace {
@@ -23,26 +19,6 @@ namespace {
 constexpr std::size_t READ_BYTES = 64 * 1024;
 constexpr int EVENTS_A_ROUND = 64;
 constexpr int SILENCE_LIMIT_MS = 20'000;  // of a load whose answers do not come
-
-sockaddr_in loopback(std::uint16_t port) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(port);
-    return address;
-}
-
-void write_at_once(int fd) {
-    const int yes = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-}
-
-void watch(int epoll, int fd, std::uint32_t what, int operation = EPOLL_CTL_ADD) {
-    epoll_event event{};
-    event.events = what;
-    event.data.fd = fd;
-    checked(epoll_ctl(epoll, operation, fd, &event), "epoll_ctl");
-}
 
 // The value of content-length in a head, 0 where there is none.
 std::size_t length_in(std::string_view head) {
@@ -66,13 +42,8 @@ std::size_t length_in(std::string_view head) {
 StubEngine::StubEngine(StubAnswers answers)
     : answers_(std::move(answers)),
       listener_(checked(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "socket")),
-      epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")) {
-    sockaddr_in address = loopback(0);
-    socklen_t size = sizeof address;
-    checked(bind(listener_, reinterpret_cast<sockaddr*>(&address), size), "bind");
-    checked(listen(listener_, 1024), "listen");
-    checked(getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size), "getsockname");
-    port_ = ntohs(address.sin_port);
+      epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      port_(listen_on_free_port(listener_)) {
     watch(epoll_, listener_, EPOLLIN);
 }
 
@@ -345,11 +316,8 @@ class Load {
     };
 
     void open(std::uint16_t port) {
-        const int fd = checked(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket");
-        const sockaddr_in address = loopback(port);
+        const int fd = connect_to(port);
         const auto& client = clients_.emplace(fd, Client{fresh_, {}}).first;
-        checked(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address), "connect");
-        write_at_once(fd);
         watch(epoll_, fd, EPOLLIN);
         ask(fd, client->second);
     }

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bench_http.hpp"
+#include "bench_relay.hpp"
 #include "bind_bytes.hpp"
 
 namespace nb = nanobind;
@@ -22,10 +23,11 @@ void construct(laya::StubEngine* self, const nb::bytes& whole, const nb::bytes& 
     new (self) laya::StubEngine(std::move(answers));
 }
 
-void run(laya::StubEngine& engine) {
+template <typename Server>
+void run(Server& server) {
     while (PyErr_CheckSignals() == 0) {
         nb::gil_scoped_release unlocked;
-        engine.run();
+        server.run();
     }
     throw nb::python_error();
 }
@@ -49,7 +51,11 @@ void bind_bench(nb::module_& module) {
     nb::class_<laya::StubEngine>(module, "StubEngine")
         .def("__init__", &construct, "whole"_a, "alive"_a, "count"_a, "pieces"_a)
         .def_prop_ro("port", &laya::StubEngine::port)
-        .def("run", &run);
+        .def("run", &run<laya::StubEngine>);
+    nb::class_<laya::BareRelay>(module, "BareRelay")
+        .def(nb::init<std::uint16_t>(), "engine_port"_a)
+        .def_prop_ro("port", &laya::BareRelay::port)
+        .def("run", &run<laya::BareRelay>);
     module.def("drive_load", &drive_load, "port"_a, "request"_a, "n_requests"_a, "n_connections"_a, "is_stream"_a,
                "n_events"_a);
 }

@@ -4,7 +4,9 @@ Stub engine, gateway and load generator are three processes on this machine's co
 alternate (direct, through Laya, through another gateway, direct, ...) and each ratio is the median over the pairs, as
 machines are shared and noisy. Rows: a whole answer relayed raw; one assembled from a stream (how llama.cpp is asked);
 a stream of 64 chunks written one by one, where the stub is what bounds everybody; and the same with 16 chunks to a
-write, and in one write, where the stub gives several times what other gateways relay.
+write, and in one write, where the stub gives several times what other gateways relay. Beside them runs a bare relay,
+which passes bytes on unread: stub and load share the cores with whatever stands between, so that it says what a gateway
+could reach at all.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from laya.bench.stub_gateway import KEY
 
 PATH = "/v1/chat/completions"
 MOST_EVENTS_ASKED = 17  # that every stream of the rows has at least
+BESIDE = ("direct", "bare")  # no gateways: the engine itself, and bytes passed on unread
 SLOW = {"litellm": 200}  # asked so many times less: it answers some forty requests a second
 MESSAGES = [{"role": "system", "content": "You are helpful."}, {"role": "user", "content": "Say hello to the stub."}]
 
@@ -95,6 +98,7 @@ def measure(row: Row, n_requests: int, n_pairs: int, against: tuple[str, ...] = 
         engine_port, _ = stack.enter_context(process("laya.bench.native_stub", *shape))
         gateway = process("laya.bench.stub_gateway", "--engine-port", str(engine_port), *flags)
         targets: dict[str, tuple[int, psutil.Process | None]] = {"direct": (engine_port, None)}
+        targets["bare"] = stack.enter_context(process("laya.bench.bare_relay", "--engine-port", str(engine_port)))
         targets["laya"] = stack.enter_context(gateway)
         for name in against:
             targets[name] = stack.enter_context(peers.running(name, engine_port))
@@ -102,7 +106,7 @@ def measure(row: Row, n_requests: int, n_pairs: int, against: tuple[str, ...] = 
             sides: dict[str, list[Side]] = {name: [] for name in targets}
             for _ in range(n_pairs):
                 for name, (port, child) in targets.items():
-                    is_stream = row.stream or (name == "direct" and row.assembled)
+                    is_stream = row.stream or (name in BESIDE and row.assembled)
                     request = request_bytes(port, PATH, body | {"stream": is_stream}, KEY)
                     n = max(n_connections, n_asked // SLOW.get(name, 1))
                     sides[name].append(_side(f"{row.name}, {name}", port, child, request, n, n_connections, is_stream))
@@ -153,11 +157,14 @@ def _summary(row: Row, n_connections: int, n_requests: int, sides: dict[str, lis
         "throughput_ratio": round(paired("direct", per_s, truediv), 3),
         "gateway_cpu_us_per_request": round(statistics.median(of("laya", lambda side: side.cpu_us)), 1),
     }
-    fastest = max(statistics.median(of(name, per_s)) for name in sides.keys() - {"direct"})
+    fastest = max(statistics.median(of(name, per_s)) for name in sides.keys() - set(BESIDE))
     summary["stub_over_fastest_gateway"] = round(statistics.median(of("direct", per_s)) / fastest, 2)
+    summary["stub_over_bare_relay"] = round(statistics.median(map(truediv, of("direct", per_s), of("bare", per_s))), 2)
+    summary["laya_over_bare_relay"] = round(paired("bare", per_s, truediv), 3)
+    summary["bare_relay_cpu_us_per_request"] = round(statistics.median(of("bare", lambda side: side.cpu_us)), 1)
     if row.stream:
         summary["gateway_cpu_us_per_chunk"] = round(summary["gateway_cpu_us_per_request"] / row.chunks, 2)
-    for name in sides.keys() - {"direct", "laya"}:
+    for name in sides.keys() - {*BESIDE, "laya"}:
         cpu_us = statistics.median(of(name, lambda side: side.cpu_us))
         summary[name] = {
             "p50_us": round(statistics.median(of(name, p50_us)), 1),
@@ -203,6 +210,8 @@ def _print(results: list[dict[str, Any]]) -> None:
         "laya_per_s",
         "throughput_ratio",
         "stub_over_fastest_gateway",
+        "stub_over_bare_relay",
+        "laya_over_bare_relay",
     )
     for column in (*columns, "gateway_cpu_us_per_request"):
         table.add_column(column.replace("_", " "), justify="left" if column == "row" else "right")

@@ -20,6 +20,8 @@ def main() -> None:
     head, *rest = stub_engine.stream_pieces(args.chunks)
     n = args.chunks_a_write
     pieces = [head, *(b"".join(rest[at : at + n]) for at in range(0, len(rest), n))]
+    if len(rest) <= n:
+        pieces = [b"".join(pieces)]
     engine = StubEngine(stub_engine.whole_answer(), stub_engine.ALIVE, stub_engine.COUNT, pieces)
     print(json.dumps({"port": engine.port}), flush=True)
     engine.run()

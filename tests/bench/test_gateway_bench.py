@@ -18,6 +18,7 @@ def test_bench_prints_one_json_line_last_and_leaves_nothing_behind(
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [row["connections"] for row in report["rows"]] == [1, 8, 64]
     assert all(row["laya_per_s"] > 0 and row["direct_per_s"] > 0 for row in report["rows"])
+    assert all(row["bare_relay_cpu_us_per_request"] > 0 for row in report["rows"])
     assert list(tmp_path.iterdir()) == []
 
 
