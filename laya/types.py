@@ -23,6 +23,7 @@ RoutePolicy = Literal[
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+ALL_LAYERS = 9999  # of any model
 ANY_LENGTH = 2**31 - 1  # tokens of a sequence, where only the engine itself knows how many it takes
 
 
@@ -88,7 +89,9 @@ class AskedSettings(msgspec.Struct, frozen=True, kw_only=True):
     mmproj_path: Path | None = None
     draft_path: Path | None = None
     gpu_layers: int | None = None  # layers on GPUs, the output counted as one; None: as many as fit
-    experts_on_cpu: int | None = None  # the first so many layers keep their experts in RAM
+    experts_on_cpu: int | None = None  # the first so many layers keep their experts in RAM; None: as few as needed
+    gpus: tuple[int, ...] = ()  # the GPUs that share its layers, by number; none: as few of all as hold it
+    tensor_split: tuple[float, ...] = ()  # the share of each of `gpus`; none: as their memory allows
 
 
 class PlannedSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,9 +108,16 @@ class PlannedSettings(msgspec.Struct, frozen=True, kw_only=True):
     n_threads: int
     task: Task
     mmap: bool
-    gpu_layers: int = 0
-    experts_on_cpu: int = 0
+    gpu_layers: int = 0  # the output counted as one; the last so many
+    tensor_split: tuple[int, ...] = ()  # of them, how many lie on each GPU, by its number; (): no GPU was at hand
+    experts_on_cpu: int = 0  # layers, the first ones
+    draft_gpu_layers: int = 0
     prompt_cache_bytes: int = 0  # of old prompts that the engine keeps in RAM, whole mebibytes
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """The numbers of the GPUs that have a layer."""
+        return tuple(number for number, n_layers in enumerate(self.tensor_split) if n_layers)
 
     @property
     def is_computed(self) -> bool:

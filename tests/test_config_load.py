@@ -265,10 +265,9 @@ def test_every_foreign_key_leads_to_a_key_of_ours() -> None:
     [
         ("quantization: awq", "quantization 'awq': no engine here runs it yet; use a GGUF variant"),
         ("quantization: q4_k_m", "choose it by the model's name"),
-        ("gpus: [0]", "gpus [0]: no GPU engine is here yet"),
-        ("gpu_layers: all", "gpu_layers 'all': no GPU engine is here yet"),
-        ("gpu_layers: 33", "gpu_layers 33: no GPU engine is here yet"),
-        ("experts_on_cpu: 3", "experts_on_cpu 3: no GPU engine is here yet"),
+        ("gpus: [1, 1]", "gpus [1, 1]: each GPU is named once"),
+        ("tensor_split: [0, 0]", "tensor_split [0.0, 0.0]: no GPU would get a layer"),
+        ("gpus: [0, 1]\nmodels: {m: {tensor_split: [1]}}", "models.m.tensor_split: 1 shares for the 2 of gpus"),
         ("kv_cache_dtype: fp8", "kv_cache_dtype 'fp8': did you mean q8_0?"),
         ("engine: vllm", "engine: expected command or llamacpp or remote, got 'vllm'"),
     ],
@@ -279,7 +278,8 @@ def test_a_value_that_cannot_be_honoured_is_refused(text: str, expected: str) ->
 
 @pytest.mark.parametrize(
     "text", ["quantization: none", "quantization: auto", "quantization:", "replicas: 1", "gpus: []", "gpu_layers: 0",
-             "gpu_layers: auto", "experts_on_cpu: 0", "overflow: refuse", "overflow: trim", "kv_cache_dtype: iq4_nl",
+             "gpu_layers: auto", "gpu_layers: all", "gpus: [0, 2]\ntensor_split: [3, 1]", "experts_on_cpu: 0",
+             "overflow: refuse", "overflow: trim", "kv_cache_dtype: iq4_nl",
              "kv_cache_dtype: auto"]
 )  # fmt: skip
 def test_the_plain_form_of_those_keys_is_taken(text: str) -> None:

@@ -16,7 +16,7 @@ from laya.errors import ConfigError, nearest
 # Settings of Laya's own engine, which others have flags of their own for, if they have them at all.
 _LLAMACPP_ALONE = (
     "engine_path", "kv_cache_dtype", "kv_pool_tokens", "prompt_cache", "quantization", "gpu_layers", "experts_on_cpu",
-    "gpus", "mmap", "mmproj", "draft", "lora", "chat_template", "args",
+    "gpus", "tensor_split", "mmap", "mmproj", "draft", "lora", "chat_template", "args",
 )  # fmt: skip
 _KEYS_OF = {"command": PROGRAM_KEYS, "remote": REMOTE_KEYS}
 _ELSEWHERE = {"command": "the program has settings of its own: say it in cmd", "remote": "the other server decides it"}

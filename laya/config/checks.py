@@ -24,7 +24,6 @@ _KV_ALIASES = {
     "fp16": "f16", "float16": "f16", "half": "f16", "bfloat16": "bf16", "fp32": "f32", "float32": "f32",
     "fp8": "q8_0", "fp8_e4m3": "q8_0", "fp8_e5m2": "q8_0", "int8": "q8_0", "q8": "q8_0", "q4": "q4_0", "int4": "q4_0",
 }  # fmt: skip
-_NO_GPU = "no GPU engine is here yet, so the model would run on the CPU; leave it out"
 
 
 def check_settings(settings: ModelSettings, document: Document, path: KeyPath = ()) -> None:
@@ -44,6 +43,7 @@ def check_config(config: Config, document: Document) -> None:
         check_settings(entry, document, ("models", name))
     check_programs(config, document)
     _check_pools(config, document)
+    _check_splits(config, document)
     _check_names(config, document)
     _check_key_names(config, document)
     _check_gpu_numbers(config, document)
@@ -61,6 +61,15 @@ def _check_pools(config: Config, document: Document) -> None:
                 path, f"{dotted(path)}: {model.kv_pool_tokens} tokens do not hold one sequence of "
                 f"max_seq_len {model.max_seq_len}"
             )  # fmt: skip
+
+
+def _check_splits(config: Config, document: Document) -> None:
+    for name in ("", *config.models):
+        model = config.for_model(name)
+        if model.tensor_split and model.gpus and len(model.tensor_split) != len(model.gpus):
+            path: KeyPath = ("models", name, "tensor_split") if name else ("tensor_split",)
+            n_shares, n_gpus = len(model.tensor_split), len(model.gpus)
+            raise document.error(path, f"{dotted(path)}: {n_shares} shares for the {n_gpus} of gpus: one for each")
 
 
 def _check_store(config: Config, document: Document) -> None:
@@ -120,14 +129,17 @@ def _kv_cache_dtype(value: str) -> str | None:
     return (f"did you mean {close}? " if close else "") + f"There are {', '.join(KV_CACHE_DTYPES)}"
 
 
-def _on_gpu(value: int | str | list[int]) -> str | None:
-    return None if value in (0, "auto", []) else _NO_GPU
+def _gpus(value: list[int]) -> str | None:
+    return "each GPU is named once" if len(set(value)) < len(value) else None
+
+
+def _tensor_split(value: list[float]) -> str | None:
+    return "no GPU would get a layer" if value and not any(value) else None
 
 
 _REASONS: dict[str, Callable[[Any], str | None]] = {
     "quantization": _quantization,
     "kv_cache_dtype": _kv_cache_dtype,
-    "gpu_layers": _on_gpu,
-    "experts_on_cpu": _on_gpu,
-    "gpus": _on_gpu,
+    "gpus": _gpus,
+    "tensor_split": _tensor_split,
 }

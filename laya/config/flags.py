@@ -16,6 +16,7 @@ from laya.config.load import parse_settings
 from laya.config.resolve import SETTING_NAMES
 from laya.config.settings import SamplingDefaults
 from laya.errors import ConfigError, nearest
+from laya.types import ALL_LAYERS
 
 
 class Flag(NamedTuple):
@@ -27,7 +28,7 @@ class Flag(NamedTuple):
 
 
 _SWITCHES = frozenset({"enable_streaming", "mmap", "pinned", "preload"})
-_LISTS = frozenset({"lora", "gpus", "aliases"})
+_LISTS = frozenset({"lora", "gpus", "tensor_split", "aliases"})
 _TEXTS = frozenset({"engine_path", "mmproj", "draft", "chat_template", "source", "kv_cache_dtype", "quantization"})
 
 _OWN = {
@@ -49,6 +50,8 @@ _LLAMACPP = {
     "-t": Flag("n_threads"), "--threads": Flag("n_threads"),
     "-ngl": Flag("gpu_layers"), "--gpu-layers": Flag("gpu_layers"), "--n-gpu-layers": Flag("gpu_layers"),
     "-ncmoe": Flag("experts_on_cpu"), "--n-cpu-moe": Flag("experts_on_cpu"),
+    "-cmoe": Flag("experts_on_cpu", ALL_LAYERS), "--cpu-moe": Flag("experts_on_cpu", ALL_LAYERS),
+    "-ts": Flag("tensor_split"),
     "-m": Flag("source"), "--model": Flag("source"),
     "-a": Flag("aliases"), "--alias": Flag("aliases"),
     "-mm": Flag("mmproj"),
@@ -61,13 +64,14 @@ _LLAMACPP = {
 }  # fmt: skip
 FLAGS: Mapping[str, Flag] = _OWN | _SAMPLING | _VLLM | _LLAMACPP
 
+_SPLIT = "llama.cpp gives each GPU whole layers: write --gpus 0,1 with the numbers of the GPUs"
 _KEYS_COMMAND = "keys are kept by hash, under `server.api_keys`: `laya config hash-key` makes one"
 REFUSED: Mapping[str, str] = (
     {
         "--gpu-memory-utilization": "here each model takes what its plan says, and all of them stay below "
         "`--memory-budget 80%`, or `memory: {budget: 80%}` in config.yaml",
-        "--tensor-parallel-size": "no GPU engine is here yet; leave it out",
-        "-tp": "no GPU engine is here yet; leave it out",
+        "--tensor-parallel-size": _SPLIT,
+        "-tp": _SPLIT,
     }
     | dict.fromkeys(
         ("-b", "--batch-size", "-ub", "--ubatch-size", "--max-num-batched-tokens"),

@@ -13,7 +13,7 @@ from laya.config.program import Program, read_program
 from laya.config.remote import Remote, read_remote
 from laya.config.schema import Config, ModelConfig
 from laya.config.settings import EngineName, ModelSettings, SamplingDefaults
-from laya.types import AskedSettings, RoutePolicy, Task
+from laya.types import ALL_LAYERS, AskedSettings, RoutePolicy, Task
 
 _Level = TypeVar("_Level", bound=ModelSettings)
 
@@ -47,6 +47,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int | None = None
     experts_on_cpu: int | None = None
     gpus: tuple[int, ...] = ()
+    tensor_split: tuple[float, ...] = ()
     replicas: int = 1
     policy: RoutePolicy = "auto"
     weight: int = 1
@@ -85,6 +86,8 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
             draft_path=self.draft,
             gpu_layers=self.gpu_layers,
             experts_on_cpu=self.experts_on_cpu,
+            gpus=self.gpus,
+            tensor_split=self.tensor_split,
         )
 
 
@@ -182,4 +185,6 @@ def _shape(name: str, value: Any) -> Any:
         return tuple(Path(path) for path in value)
     if name in _AUTO_IS_SAID and value == "auto":
         return None
-    return tuple(value) if name == "gpus" else value
+    if name == "gpu_layers" and value == "all":
+        return ALL_LAYERS
+    return tuple(value) if name in ("gpus", "tensor_split") else value

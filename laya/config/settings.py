@@ -117,15 +117,19 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = UNSET
     gpu_layers: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["auto", "all"] | UnsetType,
-        Meta(description="Layers on the GPU; auto or 0 until a GPU engine is there."),
+        Meta(description="Layers on GPUs, the output as one more; auto = as many as fit; needs an engine for GPUs."),
     ] = UNSET
     experts_on_cpu: Annotated[
         Annotated[int, Meta(ge=0)] | Auto | UnsetType,
-        Meta(description="Layers whose experts stay in RAM; auto or 0 until a GPU engine is there."),
+        Meta(description="Layers, from the first, whose experts stay in RAM; auto = as few as the GPUs need."),
     ] = UNSET
     gpus: Annotated[
         list[Annotated[int, Meta(ge=0)]] | UnsetType,
-        Meta(description="GPUs to use, by number; empty until a GPU engine is there."),
+        Meta(description="GPUs that share the layers, by nvidia-smi's numbers; empty = as few of all as hold them."),
+    ] = UNSET
+    tensor_split: Annotated[
+        list[Annotated[float, Meta(ge=0)]] | UnsetType,
+        Meta(description="Share of the layers on each of gpus, such as [3, 1]; empty = as their memory allows."),
     ] = UNSET
     replicas: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | UnsetType,

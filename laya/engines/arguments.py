@@ -16,11 +16,11 @@ from laya.errors import ConfigError, nearest
 
 BOOLS = """cache_prompt check_tensors cont_batching cors_credentials cpuparams.strict_cpu cpuparams_batch.strict_cpu
 ctx_shift enable_chat_template endpoint_metrics escape force_pure_content_parser log_json lora_init_without_apply
-mmproj_use_gpu no_extra_bufts no_host no_kv_offload no_op_offload no_perf prefill_assistant
+no_extra_bufts no_host no_op_offload no_perf prefill_assistant
 sampling.backend_sampling sampling.ignore_eos sampling.no_perf sampling.reasoning_control
 sampling.timing_per_token special speculative.draft.backend_sampling speculative.draft.probabilistic use_jinja
 warmup"""
-INTS = """cpuparams.poll cpuparams_batch.poll embd_normalize enable_reasoning image_max_tokens image_min_tokens main_gpu
+INTS = """cpuparams.poll cpuparams_batch.poll embd_normalize enable_reasoning image_max_tokens image_min_tokens
 mtmd_batch_max_tokens n_cache_reuse n_keep n_predict n_threads_http sampling.dry_allowed_length
 sampling.dry_penalty_last_n sampling.min_keep sampling.mirostat sampling.n_prev sampling.n_probs
 sampling.penalty_last_n sampling.reasoning_budget_tokens sampling.seed sampling.top_k
@@ -35,11 +35,11 @@ sampling.mirostat_tau sampling.penalty_freq sampling.penalty_present sampling.pe
 sampling.top_p sampling.typ_p sampling.xtc_probability sampling.xtc_threshold slot_prompt_similarity
 speculative.draft.p_min speculative.draft.p_split video_fps yarn_attn_factor yarn_beta_fast yarn_beta_slow
 yarn_ext_factor"""
-STRINGS = """cors_headers cors_methods cors_origins media_path mmproj_device path_prompts_log_dir
-sampling.reasoning_budget_message sampling.samplers slot_save_path tensor_buft_overrides"""
+STRINGS = """cors_headers cors_methods cors_origins media_path path_prompts_log_dir
+sampling.reasoning_budget_message sampling.samplers slot_save_path"""
 # Enum arguments take the last word of the member's name, in lower case: `pooling_type: mean`.
-ENUMS = "attention_type lazy_mode numa pooling_type reasoning_format rope_scaling_type split_mode"
-LISTS = "speculative.types tensor_split"
+ENUMS = "attention_type lazy_mode numa pooling_type reasoning_format rope_scaling_type"
+LISTS = "speculative.types"
 MAPPINGS = "default_template_kwargs"
 
 KINDS: dict[str, tuple[type, ...]] = {
@@ -83,7 +83,12 @@ _REFUSED: dict[str, str] = {
     "use n_threads": "threads t threads_batch tb cpuparams.n_threads cpuparams_batch.n_threads"
     " speculative.draft.cpuparams.n_threads speculative.draft.cpuparams_batch.n_threads threads_draft td",
     "use gpu_layers": "n_gpu_layers ngl speculative.draft.n_gpu_layers gpu_layers_draft ngld",
-    "use experts_on_cpu": "n_cpu_moe cpu_moe ncmoe cmoe",
+    "use experts_on_cpu": "n_cpu_moe cpu_moe ncmoe cmoe tensor_buft_overrides override_tensor ot"
+    " speculative.draft.tensor_buft_overrides",
+    "use gpus": "main_gpu mg device dev mmproj_device mmproj_use_gpu mmproj_offload no_mmproj_offload"
+    " speculative.draft.devices device_draft devd",
+    "use tensor_split": "ts",
+    "the plan counts whole layers on each GPU": "split_mode sm no_kv_offload nkvo",
     "use mmap": "load_mode lm no_mmap mlock use_mmap use_mlock",
     "use task": "embedding embeddings rerank reranking",
     "use mmproj": "mmproj.path mm mmproj_url mmproj.url mmproj.hf_repo no_mmproj mmproj_auto",

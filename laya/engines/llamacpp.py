@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from laya.engines.settings import EngineSettings
-from laya.types import MIB
+from laya.types import MIB, PlannedSettings
 
 HOST = "127.0.0.1"
+MOST_GPUS = 128  # the length of llama.cpp's array
 # The gateway sends a body at once, so a slow read is a fault. A write may wait for a client that reads slowly.
 READ_TIMEOUT_S = 60
 WRITE_TIMEOUT_S = 600
@@ -70,6 +71,7 @@ def _served_params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
 def _planned_params(settings: EngineSettings) -> dict[str, Any]:
     """What the plan counted, and nothing that grows beside it."""
     planned = settings.planned
+    on_gpus = layers_on_gpus(planned)
     return {
         "n_ctx": settings.context_tokens,
         "n_parallel": planned.max_num_seqs,
@@ -80,7 +82,10 @@ def _planned_params(settings: EngineSettings) -> dict[str, Any]:
         "flash_attn_type": "enabled",
         "n_batch": planned.n_batch,
         "n_ubatch": planned.n_ubatch,
-        "n_gpu_layers": settings.gpu_layers,
+        "n_gpu_layers": planned.gpu_layers,
+        "split_mode": "layer",
+        "tensor_split": [float(n) for n in on_gpus] + [0.0] * (MOST_GPUS - len(on_gpus)),
+        "tensor_buft_overrides": experts_pattern(planned.experts_on_cpu),
         "load_mode": "mmap" if planned.mmap else "none",
         "fit_params": False,
         "cache_ram_mib": planned.prompt_cache_bytes // MIB,
@@ -109,7 +114,7 @@ def _extra_params(settings: EngineSettings) -> dict[str, Any]:
         extra["chat_template"] = settings.chat_template
     if settings.mmproj is not None:
         extra["mmproj.path"] = absolute(settings.mmproj)
-        extra["mmproj_use_gpu"] = settings.gpu_layers > 0
+        extra["mmproj_use_gpu"] = settings.planned.gpu_layers > 0
     if settings.lora:
         extra["lora_adapters"] = [absolute(path) for path in settings.lora]
     if settings.draft is not None:
@@ -118,7 +123,7 @@ def _extra_params(settings: EngineSettings) -> dict[str, Any]:
             "speculative.draft.mparams.path": absolute(settings.draft),
             "speculative.draft.cache_type_k": "f16",
             "speculative.draft.cache_type_v": "f16",
-            "speculative.draft.n_gpu_layers": settings.gpu_layers,
+            "speculative.draft.n_gpu_layers": settings.planned.draft_gpu_layers,
             "speculative.draft.cpuparams.n_threads": settings.planned.n_threads,
             "speculative.draft.cpuparams_batch.n_threads": settings.planned.n_threads,
         }
@@ -142,7 +147,8 @@ def flags(settings: EngineSettings) -> list[str]:
         "--flash-attn": "on",
         "--batch-size": planned.n_batch,
         "--ubatch-size": planned.n_ubatch,
-        "--n-gpu-layers": settings.gpu_layers,
+        "--n-gpu-layers": planned.gpu_layers,
+        "--split-mode": "layer",
         "--threads": planned.n_threads,
         "--threads-batch": planned.n_threads,
         "--load-mode": "mmap" if planned.mmap else "none",
@@ -156,6 +162,8 @@ def flags(settings: EngineSettings) -> list[str]:
     words += ["--no-cache-idle-slots"]
     words += ["--kv-unified" if planned.kv_unified else "--no-kv-unified"]
     words += [word for flag, value in pairs.items() for word in (flag, str(value))]
+    if settings.mmproj is not None and not planned.gpu_layers:
+        words += ["--no-mmproj-offload"]
     words += _task_flags(settings)
     return words + [word for name, value in settings.checked_args().items() for word in _flag(name, value)]
 
@@ -171,6 +179,11 @@ def _task_flags(settings: EngineSettings) -> list[str]:
 
 def _extra_flags(settings: EngineSettings) -> dict[str, Any]:
     extra: dict[str, Any] = {}
+    on_gpus = layers_on_gpus(settings.planned)
+    if len(on_gpus) > 1:
+        extra["--tensor-split"] = ",".join(map(str, on_gpus))
+    if settings.planned.experts_on_cpu:
+        extra["--n-cpu-moe"] = settings.planned.experts_on_cpu
     if settings.chat_template is not None:
         extra["--chat-template"] = settings.chat_template
     if settings.mmproj is not None:
@@ -179,7 +192,7 @@ def _extra_flags(settings: EngineSettings) -> dict[str, Any]:
         extra["--lora"] = ",".join(absolute(path) for path in settings.lora)
     if settings.draft is not None:
         extra["--model-draft"] = absolute(settings.draft)
-        extra["--n-gpu-layers-draft"] = settings.gpu_layers
+        extra["--n-gpu-layers-draft"] = settings.planned.draft_gpu_layers
     return extra
 
 
@@ -193,10 +206,26 @@ def _flag(name: str, value: Any) -> list[str]:
     return [long, str(value)]
 
 
-def environment(api_key: str | None = None, *, keeps_prompts: bool = False) -> dict[str, str]:
+def layers_on_gpus(planned: PlannedSettings) -> list[int]:
+    """Layers on each GPU that the engine sees: those that were planned to have some."""
+    return [planned.tensor_split[number] for number in planned.gpus]
+
+
+def experts_pattern(n_layers: int) -> str:
+    """What --n-cpu-moe says of the first layers, as an override of where tensors lie."""
+    if not n_layers:
+        return ""
+    return rf"blk\.({'|'.join(map(str, range(n_layers)))})\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
+
+
+def environment(
+    api_key: str | None = None, *, planned: PlannedSettings | None = None, keeps_prompts: bool = False
+) -> dict[str, str]:
     """The child's environment: ours, without secrets it does not need and variables that would steer llama.cpp.
 
-    keeps_prompts: the engine has a prompt cache, whose entries come and go.
+    planned: shows it those GPUs that its plan has, in their order, and no other: even an engine without a layer on a
+    GPU would take memory of it for large batches. keeps_prompts: the engine has a prompt cache, whose entries come and
+    go.
     """
     dropped = ("LLAMA_", "LAYA_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
@@ -204,6 +233,9 @@ def environment(api_key: str | None = None, *, keeps_prompts: bool = False) -> d
     kept.setdefault("MALLOC_ARENA_MAX", ARENAS)
     if keeps_prompts:
         kept.setdefault("MALLOC_MMAP_THRESHOLD_", MAPPED_BYTES)
+    if planned is not None and planned.tensor_split:
+        kept["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # numbers as NVML has them
+        kept["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, planned.gpus))
     return kept if api_key is None else kept | {"LLAMA_API_KEY": api_key}
 
 

@@ -76,7 +76,8 @@ class LlamaCppLauncher:
         return read_memory(pid)
 
     def _environment(self, api_key: str | None = None) -> dict[str, str]:
-        return llamacpp.environment(api_key, keeps_prompts=self._settings.planned.prompt_cache_bytes > 0)
+        planned = self._settings.planned
+        return llamacpp.environment(api_key, planned=planned, keeps_prompts=planned.prompt_cache_bytes > 0)
 
 
 def child_environment(environment: dict[str, str]) -> dict[str, str]:

@@ -33,7 +33,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     draft: Path | None = None  # small model for speculative decoding
     lora: tuple[Path, ...] = ()  # adapters, each at scale 1
     chat_template: str | None = None  # the text of a Jinja template; None = the one in the file
-    gpu_layers: int = 0
     pooling: Pooling | None = None  # task embed: None = the file's own; a file without one needs "mean" or "last"
     engine_path: Path | None = None  # the user's own llama-server instead of the built-in engine
     threads_file: str | None = None  # where the child reads how many threads it may use now; None: as planned
@@ -111,6 +110,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: RemoteUrl
     remote: Remote
     planned: PlannedSettings
+    is_watched: bool = False  # somebody else asks whether it is there, for all its models at once
     ceiling_bytes: int | None = None
     load_timeout_s: float = LOAD_TIMEOUT_S
 

@@ -36,7 +36,8 @@ def make_settings() -> MakeSettings:
     """`make_settings(path, n_threads=1, args=...)`: fields of the plan and of the engine by name."""
 
     def make(path: Path, **fields: Any) -> EngineSettings:
-        planned = PlannedSettings(**{name: fields.pop(name, value) for name, value in SMALL.items()})
+        decided = {name: fields.pop(name) for name in PlannedSettings.__struct_fields__ if name in fields}
+        planned = PlannedSettings(**SMALL | decided)
         engine: dict[str, Any] = {"model_id": "small", "path": path, "planned": planned}
         return EngineSettings(**engine | fields)
 

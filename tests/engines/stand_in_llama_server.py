@@ -16,11 +16,12 @@ VALUES = (
     "model alias host port timeout threads-http ctx-size parallel cache-type-k cache-type-v flash-attn batch-size "
     "ubatch-size n-gpu-layers threads threads-batch load-mode spec-type fit cache-ram ctx-checkpoints chat-template "
     "slot-prompt-similarity "
-    "mmproj lora model-draft n-gpu-layers-draft pooling top-k flood-bytes greed-mib greed-later-mib"
+    "mmproj lora model-draft n-gpu-layers-draft split-mode tensor-split n-cpu-moe "
+    "pooling top-k flood-bytes greed-mib greed-later-mib"
 )
 SWITCHES = (
     "jinja no-webui offline slots props metrics no-context-shift no-cache-idle-slots kv-unified no-kv-unified "
-    "embedding rerank stubborn spawn-sleeper abort"
+    "embedding rerank no-mmproj-offload stubborn spawn-sleeper abort"
 )
 
 

@@ -46,6 +46,8 @@ def test_table_does_not_allow_what_it_refuses() -> None:
         ("threads", "n_threads"),
         ("cpuparams.n_threads", "n_threads"),
         ("n_gpu_layers", "gpu_layers"),
+        ("tensor_buft_overrides", "experts_on_cpu"),
+        ("main_gpu", "gpus"),
         ("load_mode", "mmap"),
         ("embedding", "task"),
         ("lora_adapters", "lora"),
@@ -99,7 +101,7 @@ def test_key_of_the_model_is_sent_one_level_up() -> None:
         ({"n_keep": True}, "a whole number, not True"),
         ({"ctx_shift": 1}, "true or false, not 1"),
         ({"rope_freq_base": "x"}, "a number, not 'x'"),
-        ({"tensor_split": 1}, "a list, not 1"),
+        ({"speculative": {"types": 1}}, "a list, not 1"),
     ],
 )
 def test_arg_of_the_wrong_kind_names_the_right_one(args: dict[str, Any], words: str) -> None:

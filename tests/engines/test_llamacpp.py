@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from laya.engines import llamacpp
+from laya.engines.llamacpp_child import apply
 from laya.engines.settings import EngineSettings
 from laya.errors import BadModelFile, ConfigError
 from laya.types import MIB
@@ -132,3 +133,55 @@ def test_missing_file_is_named(make_settings: MakeSettings, some_gguf: Path, tmp
 def test_engine_path_that_cannot_run_is_named(make_settings: MakeSettings, some_gguf: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine_path: .*model\.gguf is not a program"):
         make_settings(some_gguf, engine_path=some_gguf).check()
+
+
+def value_of(flag: str, flags: list[str]) -> str:
+    return flags[flags.index(flag) + 1]
+
+
+def test_a_split_is_said_as_it_was_planned(
+    make_settings: MakeSettings, some_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Card 1 has nothing: the engine does not see it, and its second card is number 2."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    settings = make_settings(
+        some_gguf, gpu_layers=33, tensor_split=(20, 0, 13), experts_on_cpu=2, draft=some_gguf, draft_gpu_layers=25,
+        mmproj=some_gguf,
+    )  # fmt: skip
+    flags, params = llamacpp.flags(settings), llamacpp.params(settings, "key")
+    assert value_of("--n-gpu-layers", flags) == "33"
+    assert value_of("--tensor-split", flags) == "20,13"
+    assert value_of("--n-cpu-moe", flags) == "2"
+    assert value_of("--n-gpu-layers-draft", flags) == "25"
+    assert params["n_gpu_layers"] == 33
+    assert params["tensor_split"][:3] == [20.0, 13.0, 0.0]
+    assert params["tensor_buft_overrides"] == r"blk\.(0|1)\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
+    assert params["speculative.draft.n_gpu_layers"] == 25
+    assert params["mmproj_use_gpu"] is True
+    environment = llamacpp.environment(planned=settings.planned)
+    assert (environment["CUDA_DEVICE_ORDER"], environment["CUDA_VISIBLE_DEVICES"]) == ("PCI_BUS_ID", "0,2")
+
+
+def test_an_engine_without_a_layer_on_a_gpu_sees_none(make_settings: MakeSettings, some_gguf: Path) -> None:
+    settings = make_settings(some_gguf, tensor_split=(0,), mmproj=some_gguf)
+    assert llamacpp.environment(planned=settings.planned)["CUDA_VISIBLE_DEVICES"] == ""
+    flags = llamacpp.flags(settings)
+    assert "--no-mmproj-offload" in flags
+    assert not {"--tensor-split", "--n-cpu-moe"} & set(flags)
+
+
+def test_where_no_gpu_is_known_the_users_own_choice_of_them_stands(
+    make_settings: MakeSettings, some_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    settings = make_settings(some_gguf)
+    assert llamacpp.environment(planned=settings.planned)["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_a_split_is_taken_by_the_wheel(make_settings: MakeSettings, some_gguf: Path) -> None:
+    settings = make_settings(some_gguf, gpu_layers=33, tensor_split=(20, 0, 13), experts_on_cpu=2)
+    params = xllamacpp.CommonParams()
+    for name, value in llamacpp.params(settings, "key").items():
+        apply(params, name, value, xllamacpp)
+    assert params.tensor_split[:3] == [20.0, 13.0, 0.0]
+    assert params.n_gpu_layers == 33
