@@ -79,6 +79,18 @@ class InvalidApiKey(LayaError):
     code, type, http_status = "invalid_api_key", "invalid_request_error", 401
 
 
+class UnsupportedEncoding(LayaError):
+    """A body that is compressed: what it comes to is not known before it is unpacked."""
+
+    code, type, http_status = "unsupported_content_encoding", "invalid_request_error", 415
+
+    def __init__(self, said: str) -> None:
+        super().__init__(f"The request's body is said to be encoded ('content-encoding: {said}'); send it as it is.")
+
+    def headers(self) -> dict[str, str]:
+        return super().headers() | {"accept-encoding": "identity"}
+
+
 class Forbidden(LayaError):
     code, type, http_status = "forbidden", "invalid_request_error", 403
 

@@ -25,7 +25,7 @@ from laya.gateway.explaining import explain_live
 from laya.gateway.fields import whole_number
 from laya.gateway.fleet import Fleet
 from laya.gateway.gauge import cards, ram
-from laya.gateway.limits import SMALL_BODY_BYTES
+from laya.gateway.limits import SMALL_BODY_BYTES, bad_encoding
 from laya.gateway.live_keys import LiveKeys
 from laya.gateway.roles import key_of
 from laya.metrics import GatewayStats, LayaCollector
@@ -223,6 +223,9 @@ def _doing(group: tuple[Endpoint, ...], now_s: float) -> dict[str, Any]:
 
 async def small_body(request: Request) -> bytes:
     """The body of a request that says little. Raises PayloadTooLarge, before it has come whole."""
+    fault = bad_encoding(request.headers.get("content-encoding", "").encode("latin-1"))
+    if fault is not None:
+        raise fault
     body = bytearray()
     async for data in request.stream():
         body += data

@@ -17,7 +17,7 @@ from laya.gateway.answering import Answering, Outcome
 from laya.gateway.assemble import encode
 from laya.gateway.decision import decision_status
 from laya.gateway.heads import new_request_id, priority_of
-from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES, SMALL_BODY_BYTES, bodies_full, body_too_large
+from laya.gateway.limits import REQUEST_ID_LIMIT_BYTES, SMALL_BODY_BYTES, bad_encoding, bodies_full, body_too_large
 from laya.gateway.plain import parse
 from laya.gateway.sse import event_bytes
 from laya.types import EndpointKind, Priority
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 _FAULTS_OF_ENGINES = (EngineCrashed, EngineFailed)
 _FAULTS_OF_OURS = (*_FAULTS_OF_ENGINES, ServerStopping)
+_READ = frozenset({
+    b"authorization", b"content-encoding", b"content-length", b"expect", b"x-laya-model", b"x-laya-priority",
+    b"x-request-id", b"x-session-id",
+})  # fmt: skip
 
 
 class _Bell:
@@ -121,6 +125,8 @@ class Exchange(Answering):
         """Keep what matters of the request's head; gives the Authorization header."""
         authorization = None
         for name, value in headers:
+            if name not in _READ:
+                continue
             if name == b"authorization":
                 authorization = value
             elif name == b"content-length":
@@ -130,6 +136,8 @@ class Exchange(Answering):
                 self.header_model = value.decode("latin-1")
             elif name == b"x-session-id":
                 self.header_session = value.decode("latin-1")
+            elif name == b"content-encoding":
+                self.early_error = self.early_error or bad_encoding(value)
             elif name == b"x-laya-priority":
                 try:
                     self.priority = priority_of(value.decode("latin-1"))

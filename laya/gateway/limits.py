@@ -10,7 +10,7 @@ from __future__ import annotations
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from laya.config import ServerConfig
-from laya.errors import HeadTooLarge, InvalidRequest, LayaError, PayloadTooLarge, ServerBusy
+from laya.errors import HeadTooLarge, InvalidRequest, LayaError, PayloadTooLarge, ServerBusy, UnsupportedEncoding
 from laya.gateway.assemble import encode
 from laya.types import KIB
 
@@ -87,6 +87,12 @@ def body_too_large(n_bytes: int, limit_bytes: int) -> PayloadTooLarge:
         f"The request body has {n_bytes} bytes or more; the limit is {limit_bytes} (server.max_body_bytes).",
         limit_bytes=limit_bytes,
     )
+
+
+def bad_encoding(said: bytes) -> UnsupportedEncoding | None:
+    """What refuses a body of this content-encoding."""
+    text = said.decode("latin-1").strip()
+    return None if text.lower() in ("", "identity") else UnsupportedEncoding(text)
 
 
 def bodies_full(limit_bytes: int) -> ServerBusy:

@@ -118,7 +118,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Make a key, in force at once; the answer is the only place where its secret is told",
         answers.ShownKey,
         {},
-        {408: "The body did not arrive in time", 409: "The name is taken", 413: "The body is too large"},
+        {
+            408: "The body did not arrive in time",
+            409: "The name is taken",
+            413: "The body is too large",
+            415: "The body is compressed",
+        },
         body=AskedKey,
         status=201,
     ),

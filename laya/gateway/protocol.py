@@ -85,7 +85,7 @@ class LayaProtocol(HttpToolsProtocol):
                 go_straight(self, data, *taken)
                 return
             request = read_plain_request(data, self.limits.plain_body_bytes)
-            if request is not None:
+            if request is not None and request[1][:1] == b"{":  # else its head may say how it is encoded
                 begin_plain(self, *request)
                 return
         if self._broken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import random
 from pathlib import Path
@@ -132,6 +133,21 @@ async def test_body_at_the_limit_passes_and_one_byte_more_does_not(tmp_path: Pat
         assert str(len(BODY)) in answer.error["message"] and answer.error["limit_bytes"] == len(BODY)
         assert answer.headers["x-should-retry"] == "false"
         assert await gate.settled() == {"served": 1, "refused": 1}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/api/show", "/admin/keys"])
+async def test_compressed_body_is_told_as_that(tmp_path: Path, path: str) -> None:
+    async with front(tmp_path) as gate:
+        client = await gate.client()
+        for said in ("gzip", "br", "identity, zstd"):
+            client.send(request(gzip.compress(BODY), path, headers=(f"Content-Encoding: {said}",)))
+            answer = await client.answer()
+            assert answer.status == 415, answer.body
+            assert answer.headers["accept-encoding"] == "identity"
+            assert f"content-encoding: {said}" in answer.body.decode()
+        client.send(request(CHAT, headers=("content-encoding: identity",)))
+        assert (await client.answer()).status == 200
+        assert (await gate.settled())["served"] == 1
 
 
 async def test_too_large_body_is_told_while_the_client_still_sends(tmp_path: Path) -> None:
@@ -638,6 +654,22 @@ async def test_without_keys_only_local_names_are_answered(tmp_path: Path, method
 
 
 # leaving
+async def test_client_that_closes_its_half_has_left(tmp_path: Path) -> None:
+    release = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await release.wait()
+
+    async with front(tmp_path, script) as gate:
+        client = await gate.client()
+        client.send(chat())
+        await until(lambda: gate.endpoint.is_running)
+        client.writer.write_eof()
+        assert await client.closed()
+        assert await gate.settled() == {"cancelled": 1}
+        release.set()
+
+
 async def test_client_that_leaves_half_way_is_counted_once(tmp_path: Path) -> None:
     async with front(tmp_path) as gate:
         for sent in (HEAD + b"content-length: 50\r\n\r\n", HEAD + b"content-length: 50\r\n\r\n{"):
