@@ -344,11 +344,11 @@ class Endpoint:
         """Refuse what has waited past its deadline. While no load has begun, the time it may take does not count."""
         longest_s = self.settings.queue_timeout_s if self.no_room is not None else float("inf")
         for exchange in list(self.queue):
-            if min(exchange.deadline_s, exchange.arrived_s + longest_s) > now_s:
+            if min(exchange.deadline_s, exchange.read_s + longest_s) > now_s:
                 continue
             if not self.queue.discard(exchange):
                 continue  # let in by the end of the one before it
-            waited_s = now_s - exchange.arrived_s
+            waited_s = now_s - exchange.read_s  # of a list of prompts: since its last ones were answered
             exchange.fail(
                 self.no_room
                 or QueueTimeout(

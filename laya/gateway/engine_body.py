@@ -61,7 +61,9 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
         max_tokens = endpoint.settings.default_max_tokens
         if exchange.prompt_tokens is not None:
             max_tokens = min(max_tokens, planned.max_seq_len - exchange.prompt_tokens)
-        exchange.extra_headers.append(b"x-laya-max-tokens: %d\r\n" % max_tokens)
+        line = b"x-laya-max-tokens: %d\r\n" % max_tokens
+        if line not in exchange.extra_headers:  # a list of prompts comes here once for each turn
+            exchange.extra_headers.append(line)
     elif max_tokens is None and exchange.prompt_tokens is not None:
         max_tokens = planned.max_seq_len - exchange.prompt_tokens
     if max_tokens is not None:

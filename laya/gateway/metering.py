@@ -181,8 +181,8 @@ def used_tokens(exchange: Exchange, charged_tokens: int) -> int:
     """
     if not exchange.sent_s or exchange.outcome == "failed":
         return 0
-    if exchange.outcome == "refused":
-        return exchange.prompt_tokens or 0
+    if exchange.outcome == "refused":  # by its engine, or in the line between two turns of its prompts
+        return (exchange.prompt_tokens or 0) + exchange.n_tokens_out
     prompt_tokens = exchange.prompt_tokens or exchange.prefill_total
     if not prompt_tokens:  # its engine said nothing of it
         return charged_tokens

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from laya.errors import QueueTimeout
+from laya.gateway.metering import used_tokens
 
 from .front import chat, front, request, until
 from .scripted_engine import DONE, STREAM_HEAD, Call, chunk, event, hello
@@ -172,3 +176,31 @@ async def test_turn_is_as_long_as_the_pool_of_tokens_allows(tmp_path: Path) -> N
         answer = await gate.ask(completion(PROMPTS[:3], max_tokens=150))
         assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2]
         assert prompts_asked(gate) == [["a"], ["bb"], ["ccc"]]
+        client = await gate.client()
+        client.send(completion(PROMPTS[:3]))
+        head = (await client.reader.readuntil(b"\r\n\r\n")).lower()
+        assert head.count(b"x-laya-max-tokens") == 1  # not once for each turn
+
+
+@pytest.mark.parametrize("why", [None, QueueTimeout("no room", 1.0)])
+async def test_wait_between_two_turns_has_a_patience_of_its_own(tmp_path: Path, why: QueueTimeout | None) -> None:
+    async with front(tmp_path, says_prompts, max_num_seqs=2, model={"queue_timeout_s": 60.0}) as gate:
+        seen: list[Any] = []
+
+        async def script(call: Call) -> None:
+            gate.endpoint.hold("tests", "so that the second turn waits")
+            seen.extend(gate.endpoint.live)
+            seen[0].arrived_s -= 1000.0  # it takes long
+            await says_prompts(call)
+
+        gate.engine.script = script
+        answer = asyncio.ensure_future(gate.ask(completion(PROMPTS)))
+        await until(lambda: len(gate.endpoint.queue) == 1)
+        gate.endpoint.no_room = why
+        gate.endpoint.expire(time.monotonic() + 50.0)
+        assert len(gate.endpoint.queue) == 1
+        gate.endpoint.expire(time.monotonic() + 61.0)
+        error = (await answer).error
+        assert error["message"].startswith("no room" if why else "Waited 61 s")
+        assert await gate.settled() == {"refused": 1}
+        assert used_tokens(seen[0], 999) == 10  # the first turn's, of which a key is charged
