@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from laya.gateway.body import MessageHead
 
+TYPICAL_BYTES_A_TOKEN = 4  # with which the search begins; the first count tells more
 ANSWER_SHARE = 0.25  # of the window, the most that is kept free for the answer
 _KEPT_ROLES = ("system", "developer")
 _RESULT_ROLES = ("tool", "function")
@@ -57,22 +58,27 @@ async def fewest_dropped(
 
     sizes: bytes of each message. count: tokens of the conversation without these indices. Where all that may go does
     not suffice, all of it is dropped: the tokens then say by how much. Nothing above `limit_bytes` is ever counted,
-    unless nothing is left to drop.
+    unless nothing is left to drop; what is counted is about as long as the limit, however long the conversation.
     """
     groups = droppable(messages)
-    low, high = _enough_for_bytes(groups, sizes, limit_bytes), len(groups)
+    left = _bytes_left(groups, sizes)  # by how many groups are dropped
+    low, high = _first_within(left, limit_bytes), len(groups)
     tokens: dict[int, int] = {}
 
     async def fits(n_groups: int) -> bool:
         tokens[n_groups] = await count(_first(groups, n_groups))
         return tokens[n_groups] <= limit_tokens
 
+    n_dropped, step = _first_within(left, limit_tokens * TYPICAL_BYTES_A_TOKEN), 1
     while low < high:
-        middle = (low + high) // 2
-        if await fits(middle):
-            high = middle
-        else:
-            low = middle + 1
+        at = min(max(n_dropped, low), high - 1)
+        is_enough = await fits(at)
+        low, high = (low, at) if is_enough else (at + 1, high)
+        if len(tokens) == 1:  # by what its bytes came to, the limit is there
+            n_dropped = _first_within(left, limit_tokens * left[at] / max(tokens[at], 1))
+        else:  # away from what was tried in growing steps, until halving what is left is shorter
+            n_dropped = max((low + high) // 2, at - step) if is_enough else min((low + high) // 2, at + step)
+            step *= 2
     if low not in tokens:
         await fits(low)
     return _first(groups, low), tokens[low]
@@ -82,10 +88,13 @@ def _first(groups: Sequence[Sequence[int]], n_groups: int) -> list[int]:
     return [index for group in groups[:n_groups] for index in group]
 
 
-def _enough_for_bytes(groups: Sequence[Sequence[int]], sizes: Sequence[int], limit_bytes: int) -> int:
-    left = sum(sizes)
-    for n_groups, group in enumerate(groups):
-        if left <= limit_bytes:
-            return n_groups
-        left -= sum(sizes[index] for index in group)
-    return len(groups)
+def _bytes_left(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[int]:
+    left = [sum(sizes)]
+    for group in groups:
+        left.append(left[-1] - sum(sizes[index] for index in group))
+    return left
+
+
+def _first_within(left: Sequence[int], limit_bytes: float) -> int:
+    """How many groups to drop so that no more bytes are left, or all of them."""
+    return next((n_groups for n_groups, n_bytes in enumerate(left) if n_bytes <= limit_bytes), len(left) - 1)

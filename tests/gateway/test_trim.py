@@ -64,6 +64,21 @@ async def test_no_more_goes_than_must(anyio_backend: Any) -> None:
         assert all(kept[index - 1] in "ct" for index, role in enumerate(kept) if role == "t")
 
 
+@pytest.mark.parametrize("bytes_a_token", [1, 4, 30])
+async def test_what_is_counted_is_about_as_long_as_the_window(anyio_backend: Any, bytes_a_token: int) -> None:
+    messages = heads("ua" * 10_000 + "u")
+    counted: list[int] = []
+
+    async def count(dropped: Any) -> int:
+        counted.append((len(messages) - len(dropped)) * 10)
+        return counted[-1]
+
+    sizes = [10 * bytes_a_token] * len(messages)
+    _, left = await fewest_dropped(messages, sizes, limit_bytes=10**9, limit_tokens=4000, count=count)
+    assert 3980 <= left <= 4000
+    assert len(counted) <= 4 and max(counted[1:]) < 4100 and counted[0] <= 16_000
+
+
 def test_room_for_the_answer_is_a_quarter_of_the_window_at_most() -> None:
     assert answer_tokens(None, 1024, 8192) == 1024
     assert answer_tokens(100, 1024, 8192) == 100
