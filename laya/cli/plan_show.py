@@ -54,7 +54,10 @@ def show_left(console: Console, made: Plan, facts: ModelFacts) -> None:
 
 def show_verdict(console: Console, made: Plan, weights_bytes: int) -> None:
     """The hardware rule, and beside it the rule of thumb with what it is off by."""
-    console.print(f" [dim]rule[/]     {shown(made.verdict)}", soft_wrap=True)
+    console.print(
+        f" [dim]rule[/]     hardware is judged by 2 sequences, whatever is chosen: {shown(made.verdict)}",
+        soft_wrap=True,
+    )
     low, high = rule_of_thumb(weights_bytes)
     off = off_text(made.need_bytes, low, high)
     console.print(
