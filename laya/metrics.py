@@ -176,7 +176,13 @@ class LayaCollector(Collector):
         ratio = GaugeMetricFamily("laya_plan_to_peak_ratio", "Planned bytes / measured peak", labels=("model",))
         state = GaugeMetricFamily("laya_model_state", "1 for the state a model is in", labels=("model", "state"))
         engines = GaugeMetricFamily("laya_engines", "Engines of a model by their state", labels=("model", "state"))
+        layers = GaugeMetricFamily(
+            "laya_gpu_layers", "Layers planned for GPUs, and on them", labels=("model", "where")
+        )
         for status in self._statuses():
+            if status.gpu_layers is not None:
+                layers.add_metric((status.id, "planned"), status.gpu_layers.planned)
+                layers.add_metric((status.id, "gpu"), status.gpu_layers.loaded)
             for (model_id, name), count in _engines(status).items():
                 engines.add_metric((model_id, name), count)
             for name in _STATES:
@@ -189,7 +195,7 @@ class LayaCollector(Collector):
             if status.measured_bytes:
                 measured.add_metric(("cpu", status.id), status.measured_bytes)
                 ratio.add_metric((status.id,), status.plan.need_bytes / status.measured_bytes)
-        yield from (budget, reserved, measured, ratio, state, engines)
+        yield from (budget, reserved, measured, ratio, state, engines, layers)
         promised = GaugeMetricFamily("laya_kv_tokens_promised", "Tokens promised to live requests", labels=("model",))
         capacity = GaugeMetricFamily("laya_kv_tokens_capacity", "Tokens that can be held", labels=("model",))
         for model_id, (n_promised, n_capacity) in self._kv_tokens().items():

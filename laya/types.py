@@ -178,6 +178,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(device.budget_bytes for device in self.devices)
 
 
+class GpuLayers(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers of a model on GPUs, the output counted as one."""
+
+    planned: int
+    loaded: int  # as the engine itself tells
+    total: int | None = None  # that the model has; None: the engine did not tell
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the CPU computes what a GPU was to compute."""
+        return self.loaded < self.planned
+
+
 class EngineAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where a running engine listens and how to speak to it."""
 
@@ -196,6 +209,7 @@ class EngineAddress(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout_s: float | None = None
     idle_limit_s: float = 4.0  # of a kept connection, before the engine closes it
     alive_path: str | None = "/slots"  # answered at any time while it lives; None: nothing is
+    gpu_layers: GpuLayers | None = None  # None: none were planned there, or nothing is known of them
     answers_kept: int = 10_000  # answers after which a kept connection is retired, before the engine closes it
     cancels_whole: bool  # True: a whole (non-streamed) answer is cancelled when the client leaves, so it is relayed raw
 
@@ -216,4 +230,5 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None = None
     error: str | None = None
     restarts: int = 0
+    gpu_layers: GpuLayers | None = None  # of the engine that runs, where layers were planned for a GPU
     extra: dict[str, Any] = {}

@@ -22,22 +22,24 @@ def ps(as_json: Json = False) -> None:
 
     MEASURED is the most that was resident, mapped pages of the model's file included; HELD is what an engine holds now
     that the kernel cannot drop. The ceiling stops an engine by what it holds: mapped pages are dropped first, so that
-    MEASURED may stand above it.
+    MEASURED may stand above it. GPU is how many of its layers are on GPUs.
     """
     state = ServerClient().get("/admin/state")
     if as_json:
         print_json(state)
         return
     console = Console(highlight=False)
+    shown_models = [model for model in state["models"] if model["state"] != "unloaded"]
+    has_gpu = any(model["gpu_layers"] for model in shown_models)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column, justify in (
         ("MODEL", "left"), ("STATE", "left"), ("PLANNED", "right"), ("MEASURED", "right"), ("HELD", "right"),
+        *([("GPU", "right")] if has_gpu else []),
         ("CONTEXT", "right"), ("RUNNING", "right"), ("QUEUED", "right"), ("IDLE", "right"), ("", "left"),
     ):  # fmt: skip
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    shown_models = [model for model in state["models"] if model["state"] != "unloaded"]
     for model in shown_models:
-        table.add_row(*_row(model))
+        table.add_row(*_row(model, has_gpu=has_gpu))
     memory = state["memory"]
     console.print(
         f"{memory['reserved_bytes'] / MIB:.0f} of {memory['budget_bytes'] / MIB:.0f} MiB reserved ({memory['limit']})"
@@ -52,7 +54,7 @@ def ps(as_json: Json = False) -> None:
         console.print(f"[dim]{n_unloaded} more can be loaded: laya list[/]")
 
 
-def _row(model: dict[str, Any]) -> list[str]:
+def _row(model: dict[str, Any], *, has_gpu: bool) -> list[str]:
     plan, measured = model["plan"], model["measured_bytes"]
     colour = {"ready": "green", "failed": "red", "degraded": "red"}.get(model["state"], "yellow")
     settings = plan["settings"] if plan else None
@@ -62,12 +64,21 @@ def _row(model: dict[str, Any]) -> list[str]:
         f"{sum(device['total_bytes'] for device in plan['devices']) / MIB:.0f} MiB" if plan else "-",
         f"{measured / MIB:.0f} MiB" if measured else "-",
         f"{model['anonymous_bytes'] / MIB:.0f} MiB" if model["anonymous_bytes"] else "-",
+        *([_gpu_of(model["gpu_layers"])] if has_gpu else []),
         _size_of(settings) if settings else "-",
         str(model["running"]),
         str(model["queued"]),
         f"{model['idle_s']:.0f} s" if model["idle_s"] is not None else "-",
         _doing(model["requests"]),
     ]
+
+
+def _gpu_of(layers: dict[str, Any] | None) -> str:
+    """`33/33`: layers on GPUs, of all; in red where more were planned there."""
+    if layers is None:
+        return "-"
+    words = f"{layers['loaded']}/{layers['total'] or layers['planned']}"
+    return f"[red]{words}[/]" if layers["loaded"] < layers["planned"] else words
 
 
 def _size_of(settings: dict[str, Any]) -> str:

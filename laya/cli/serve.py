@@ -99,6 +99,8 @@ def _say_loaded(console: Console, gateway: Gateway, endpoint: Endpoint) -> None:
     ceiling = gateway.ceilings.words(endpoint.name)
     words = f"in {endpoint.mean_load_s:.1f} s{_measured(status)}" + (f"; {ceiling}" if ceiling else "")
     console.print(f" [dim]loaded[/]    {words}")
+    if status.state == "degraded":
+        console.print(f" [bold red]degraded[/]  {shown(status.error or '')}")
 
 
 def _measured(status: ModelStatus) -> str:

@@ -21,7 +21,7 @@ from laya.engines.log import EngineLog
 from laya.engines.probe import until_healthy, until_it_answers
 from laya.engines.settings import CommandSettings
 from laya.errors import ConfigError
-from laya.types import EngineAddress
+from laya.types import EngineAddress, GpuLayers
 
 HOST = "127.0.0.1"
 LAST_LINES = 3  # of its log, in a message
@@ -87,6 +87,9 @@ class CommandLauncher:
 
     def _note(self, waits_for: str) -> None:
         self._waits_for = waits_for
+
+    async def gpu_layers(self, log: EngineLog) -> GpuLayers | None:
+        return None
 
     def waits_for(self) -> str | None:
         return self._waits_for or f"nothing answers on {HOST}:{self._port}, which is its ${{PORT}}"

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from laya.engines.held_memory import MemoryReading
 from laya.engines.log import EngineLog
-from laya.types import EngineAddress, PlannedSettings
+from laya.types import EngineAddress, GpuLayers, PlannedSettings
 
 
 class StartSettings(Protocol):
@@ -50,6 +50,9 @@ class Launcher(Protocol):
 
     async def prove(self, host: str, port: int, api_key: str) -> EngineAddress:
         """Return once it has really answered. Waits without a deadline; raises EngineFailed in the engine's words."""
+
+    async def gpu_layers(self, log: EngineLog) -> GpuLayers | None:
+        """What became of the layers that were planned for GPUs, once it has answered; None: none were, or not known."""
 
     def waits_for(self) -> str | None:
         """What `prove` waits for now, for who has waited too long."""

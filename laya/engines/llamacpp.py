@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from laya.engines.offload import VERBOSITY
 from laya.engines.settings import EngineSettings
 from laya.types import MIB, PlannedSettings
 
@@ -40,8 +41,17 @@ def params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
         **_planned_params(settings),
         **_task_params(settings),
         **_extra_params(settings),
-        **settings.checked_args(),
+        **_args(settings),
     }
+
+
+def _args(settings: EngineSettings) -> dict[str, Any]:
+    """The user's own, and a log that tells where the layers lie, where some were planned for GPUs."""
+    args = settings.checked_args()
+    if settings.planned.gpu_layers:
+        asked = args.get("verbosity")
+        args["verbosity"] = max(asked, VERBOSITY) if isinstance(asked, int) else VERBOSITY
+    return args
 
 
 def _served_params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
@@ -165,7 +175,7 @@ def flags(settings: EngineSettings) -> list[str]:
     if settings.mmproj is not None and not planned.gpu_layers:
         words += ["--no-mmproj-offload"]
     words += _task_flags(settings)
-    return words + [word for name, value in settings.checked_args().items() for word in _flag(name, value)]
+    return words + [word for name, value in _args(settings).items() for word in _flag(name, value)]
 
 
 def _task_flags(settings: EngineSettings) -> list[str]:

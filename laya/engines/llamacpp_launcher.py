@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from pathlib import Path
@@ -11,10 +12,12 @@ import laya
 from laya.engines import llamacpp
 from laya.engines.held_memory import MemoryReading, read_memory
 from laya.engines.log import EngineLog
+from laya.engines.offload import gpu_layers, has_told
 from laya.engines.probe import until_it_answers
 from laya.engines.settings import EngineSettings
-from laya.types import EngineAddress
+from laya.types import EngineAddress, GpuLayers
 
+TOLD_LOOKS, TOLD_LOOK_EVERY_S = 40, 0.05
 _LISTENING = re.compile(r"listening on http://([^\s:/]+):(\d+)")
 
 
@@ -59,6 +62,16 @@ class LlamaCppLauncher:
         )
         await until_it_answers(address, self._settings.planned.task)
         return address
+
+    async def gpu_layers(self, log: EngineLog) -> GpuLayers | None:
+        planned = self._settings.planned.gpu_layers
+        if not planned:
+            return None
+        for _ in range(TOLD_LOOKS):  # it was said before the first answer, but the log is another pipe
+            if has_told(log.run_lines()):
+                break
+            await asyncio.sleep(TOLD_LOOK_EVERY_S)
+        return gpu_layers(log.run_lines(), planned)
 
     def waits_for(self) -> str | None:
         return None

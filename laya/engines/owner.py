@@ -114,6 +114,7 @@ class ModelOwner:
             pid=self._engine.pid if self._engine is not None else None,
             error=self.error,
             restarts=self._restarts,
+            gpu_layers=self.address.gpu_layers if self.address is not None else None,
             anonymous_bytes=reading.anonymous_bytes if reading is not None else 0,
             extra={
                 "waiting": len(self._waiters),

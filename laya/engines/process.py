@@ -234,9 +234,11 @@ class EngineProcess:
         assert self._listening is not None
         host, _, port = (await self._listening).rpartition(":")
         try:
-            return await self._launcher.prove(host, int(port), self._api_key)
+            address = await self._launcher.prove(host, int(port), self._api_key)
         except EngineFailed as error:
             raise self._failure(error.message) from None
+        layers = await self._launcher.gpu_layers(self.log)
+        return address if layers is None else msgspec.structs.replace(address, gpu_layers=layers)
 
     async def _unless_still(self, child: Child) -> EngineAddress:
         """The address once it is ready, or EngineFailed as soon as its load is stuck, which would hold up others."""

@@ -224,7 +224,7 @@ class Fleet(Shown):
     # what engines do
     def engine_changed(self, name: str, state: ModelState, address: EngineAddress | None) -> None:
         endpoint = self._by_name[name]
-        self._load_events.changed(endpoint, is_ready=state == "ready")
+        self._load_events.changed(endpoint, address if state == "ready" else None)
         if state == "ready" and address is not None:
             self.open(endpoint, address)
             return

@@ -1,11 +1,14 @@
-"""Owns: what the events tell of loads: how far each has come, in steps, and that it is ready.
+"""Owns: what the events tell of loads: how far each has come, in steps, and that it is ready, as planned or not.
 
-The percentage of one load only rises, and its last event is `ready`; what ends it otherwise is told by others.
+The percentage of one load only rises, and the last one says `ready`; what ends it otherwise is told by others.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from laya.gateway.standing import fallen_words
+from laya.types import EngineAddress
 
 if TYPE_CHECKING:
     from laya.gateway.endpoint import Endpoint
@@ -36,9 +39,14 @@ class LoadEvents:
             text = f"'{endpoint.name}' is loading: {percent} %"
             self._fleet.events.add("loading", text, level="info", model=endpoint.model_id, percent=percent)
 
-    def changed(self, endpoint: Endpoint, *, is_ready: bool) -> None:
-        """Its engine has another state: a load has ended, or one begins."""
+    def changed(self, endpoint: Endpoint, ready_at: EngineAddress | None) -> None:
+        """Its engine has another state: a load has ended, or one begins. ready_at: it is ready, there."""
         self._told.pop(endpoint.name, None)
-        if is_ready:
+        if ready_at is not None:
             text = f"'{endpoint.name}' is ready"
             self._fleet.events.add("ready", text, level="info", model=endpoint.model_id, percent=100)
+            layers = ready_at.gpu_layers
+            if layers is not None and layers.is_short:
+                text = f"'{endpoint.name}' is degraded: {fallen_words(layers)}"
+                figures = {"planned_layers": float(layers.planned), "gpu_layers": float(layers.loaded)}
+                self._fleet.events.add("degraded", text, level="warning", model=endpoint.model_id, **figures)

@@ -12,7 +12,7 @@ import msgspec
 from laya.config import Config
 from laya.engines.supervisor import Supervisor
 from laya.gateway.shelf import Shelf
-from laya.gateway.standing import standing
+from laya.gateway.standing import fallen_words, standing
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
 from laya.types import ModelStatus, Plan
@@ -37,6 +37,8 @@ class Shown(Shelf):
                 shown = msgspec.structs.replace(status, plan=plan)
                 if endpoint.stuck is not None:
                     shown = msgspec.structs.replace(shown, state="degraded", error=endpoint.stuck)
+                elif shown.state == "ready" and shown.gpu_layers is not None and shown.gpu_layers.is_short:
+                    shown = msgspec.structs.replace(shown, state="degraded", error=fallen_words(shown.gpu_layers))
                 if endpoint.is_drained or endpoint in self.retiring:
                     is_up = shown.state in ("ready", "degraded")
                     extra = shown.extra | {"is_drained": endpoint.is_drained}

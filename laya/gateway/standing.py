@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from laya.types import DevicePlan, ModelState, ModelStatus, Plan
+from laya.types import DevicePlan, GpuLayers, ModelState, ModelStatus, Plan
 
 _BEST_FIRST: tuple[ModelState, ...] = ("ready", "degraded", "loading", "draining", "failed", "unloaded")
 
@@ -17,8 +17,8 @@ _BEST_FIRST: tuple[ModelState, ...] = ("ready", "degraded", "loading", "draining
 def standing(model_id: str, engines: list[ModelStatus]) -> ModelStatus:
     """The model's own status; of several engines, `extra["replicas"]` tells each.
 
-    `degraded`: it is served, and an engine of it has failed or is stuck. One that is merely not loaded leaves it ready,
-    with the reason in `error`.
+    `degraded`: it is served, and an engine of it has failed, is stuck, or has layers on the CPU that a GPU was to have.
+    One that is merely not loaded leaves it ready, with the reason in `error`.
     """
     if len(engines) == 1:
         return msgspec.structs.replace(engines[0], id=model_id)
@@ -37,8 +37,23 @@ def standing(model_id: str, engines: list[ModelStatus]) -> ModelStatus:
         pid=best.pid,
         error=next((f"{engine.id}: {engine.error}" for engine in engines if engine.error), None),
         restarts=sum(engine.restarts for engine in engines),
+        gpu_layers=min((engine.gpu_layers for engine in engines if engine.gpu_layers), key=_spare, default=None),
         extra=best.extra | {"replicas": [_told(engine) for engine in engines]},
     )
+
+
+def fallen_words(layers: GpuLayers) -> str:
+    """What is wrong with an engine whose layers are not where they were planned."""
+    if not layers.loaded:
+        return (
+            f"None of the {layers.planned} layers planned for a GPU is on one: the CPU computes everything. "
+            "`laya doctor` tells what is wrong with the GPU or the engine's build."
+        )
+    return f"{layers.loaded} of the {layers.planned} layers planned for a GPU are on one, the CPU has the rest."
+
+
+def _spare(layers: GpuLayers) -> int:
+    return layers.loaded - layers.planned
 
 
 def _told(engine: ModelStatus) -> dict[str, Any]:
@@ -51,6 +66,7 @@ def _told(engine: ModelStatus) -> dict[str, Any]:
         "measured_bytes": engine.measured_bytes,
         "error": engine.error,
         "restarts": engine.restarts,
+        "gpu_layers": msgspec.to_builtins(engine.gpu_layers),
     }
 
 

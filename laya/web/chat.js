@@ -1,6 +1,7 @@
 // Owns: the conversation: what was said, the answer as it comes, stop, and what goes wrong in words.
 
 import { element, write } from "./element.js";
+import { isLoaded } from "./models.js";
 import { streamChat } from "./server.js";
 
 const NEAR_END_PX = 120; // who reads here follows new text; who scrolled up is left there
@@ -27,7 +28,7 @@ export class Chat {
   /** Offer the models that chat, loaded ones first; the choice stays as long as it is there. */
   offer(models) {
     const able = models.filter((model) => model.task === "chat");
-    able.sort((a, b) => (b.state === "ready") - (a.state === "ready") || a.id.localeCompare(b.id));
+    able.sort((a, b) => isLoaded(b) - isLoaded(a) || a.id.localeCompare(b.id));
     this.models = new Map(able.map((model) => [model.id, model]));
     const offered = able.map((model) => model.id).sort();
     if (this.offered !== offered.join("\n")) {
@@ -124,7 +125,7 @@ class Answer {
   }
 
   waitFor(model) {
-    this.note(model?.state === "ready" ? "…" : "loading the model …");
+    this.note(model && isLoaded(model) ? "…" : "loading the model …");
   }
 
   take({ event, prefill }) {

@@ -4,11 +4,17 @@ import { element, keep, size, span, write } from "./element.js";
 import { termsOf } from "./ledger.js";
 import { ask } from "./server.js";
 
-const RANK = { loading: 0, draining: 0, ready: 1, failed: 2, unloaded: 3 };
+const RANK = { loading: 0, draining: 0, degraded: 1, ready: 1, failed: 2, unloaded: 3 };
 const ACTIONS = {
   unloaded: ["load", "Load"], failed: ["load", "Load again"], ready: ["unload", "Unload"],
+  degraded: ["unload", "Unload"],
   loading: ["unload", "Stop"], draining: [null, "Unloading"],
 };
+
+/** Whether a model answers, as well as it should or not. */
+export function isLoaded({ state }) {
+  return state === "ready" || state === "degraded";
+}
 
 export class Models {
   /** `changed` is called when something was asked for, so that the page looks at the server at once. */
@@ -32,7 +38,10 @@ export class Models {
     anyway.addEventListener("click", () => this.act(row.dataset.id, "load", "?anyway=true"));
     const row = element(
       "li", { className: "model" },
-      element("div", {}, element("span", { className: "model-name" }), element("span", { className: "state" })),
+      element(
+        "div", {}, element("span", { className: "model-name" }), element("span", { className: "state" }),
+        element("span", { className: "layers" }),
+      ),
       button,
       element("p", { className: "facts" }), element("p", { className: "terms" }),
       element("progress", { max: 1, hidden: true }), element("p", { className: "error" }), anyway,
@@ -42,14 +51,17 @@ export class Models {
   }
 
   update(row, model) {
-    const [name, state, button, facts, terms, progress, error] = [
-      ".model-name", ".state", "button:not(.anyway)", ".facts", ".terms", "progress", ".error",
+    const [name, state, layers, button, facts, terms, progress, error] = [
+      ".model-name", ".state", ".layers", "button:not(.anyway)", ".facts", ".terms", "progress", ".error",
     ].map((part) => row.querySelector(part));
     write(name, model.id);
     state.className = `state ${model.state}`;
     const percent = model.extra?.load_percent;
     const loading = `loading${percent == null ? "" : ` ${percent} %`}, ${span(model.since_s)}`;
     write(state, model.state === "loading" ? loading : model.state);
+    const onGpu = model.gpu_layers;
+    layers.className = `layers${onGpu && onGpu.loaded < onGpu.planned ? " fallen" : ""}`;
+    write(layers, onGpu ? `GPU ${onGpu.loaded}/${onGpu.total ?? onGpu.planned} layers` : "");
     const [action, words] = ACTIONS[model.state] ?? [null, model.state];
     const isWaiting = this.asked.get(model.id) === action;
     button.dataset.action = action ?? "";
@@ -110,7 +122,7 @@ function factsOf(model) {
   if (model.running) facts.push(`${model.running} running${prefillOf(model)}`);
   if (model.queued) facts.push(`${model.queued} waiting`);
   if (model.pinned) facts.push("pinned");
-  else if (model.ttl_s !== null && model.idle_s !== null && model.state === "ready")
+  else if (model.ttl_s !== null && model.idle_s !== null && isLoaded(model))
     facts.push(`unloads in ${span(Math.max(0, model.ttl_s - model.idle_s))}`);
   return facts.join(" · ");
 }

@@ -4,7 +4,7 @@ import { Chat } from "./chat.js";
 import { write } from "./element.js";
 import { Events } from "./events.js";
 import { drawDevices } from "./ledger.js";
-import { Models } from "./models.js";
+import { isLoaded, Models } from "./models.js";
 import { ask, forgetKey, hasKey, useKey } from "./server.js";
 
 const LOOK_EVERY_MS = 1000;
@@ -66,7 +66,7 @@ function draw(state) {
   models.draw(state);
   part("no-models").hidden = state.models.length > 0;
   chat.offer(state.models);
-  const loaded = state.models.filter((model) => model.state === "ready").length;
+  const loaded = state.models.filter(isLoaded).length;
   say(`${loaded} of ${state.models.length} models loaded, ${state.in_flight} ${state.in_flight === 1 ? "request" : "requests"} running`, false);
 }
 

@@ -17,7 +17,7 @@ VALUES = (
     "ubatch-size n-gpu-layers threads threads-batch load-mode spec-type fit cache-ram ctx-checkpoints chat-template "
     "slot-prompt-similarity "
     "mmproj lora model-draft n-gpu-layers-draft split-mode tensor-split n-cpu-moe "
-    "pooling top-k flood-bytes greed-mib greed-later-mib"
+    "pooling top-k flood-bytes greed-mib greed-later-mib verbosity offloads"
 )
 SWITCHES = (
     "jinja no-webui offline slots props metrics no-context-shift no-cache-idle-slots kv-unified no-kv-unified "
@@ -93,6 +93,12 @@ if flags.flood_bytes:
 if flags.abort:
     print("ggml.c:1: GGML_ASSERT(true == false) failed", file=sys.stderr, flush=True)
     os.abort()
+print("0.00.000.001 I load_tensors: loading model tensors, this can take a while...", file=sys.stderr)
+if flags.offloads is not None:  # as a build with a GPU; without, it computes on the CPU and says so
+    print(f"0.00.000.001 I load_tensors: offloaded {flags.offloads}/33 layers to GPU", file=sys.stderr)
+print("0.00.000.001 I load_tensors:   CPU_Mapped model buffer size =    92.10 MiB", file=sys.stderr)
+if int(flags.offloads or 0):
+    print("0.00.000.001 I load_tensors:        CUDA0 model buffer size =  4685.30 MiB", file=sys.stderr)
 server = ThreadingHTTPServer((flags.host, int(flags.port)), Handler)
 print(f"0.00.000.001 I srv          init: listening on http://127.0.0.1:{server.server_port}", file=sys.stderr)
 server.serve_forever()

@@ -24,7 +24,7 @@ from laya.memory.correction import NOTHING_LEARNED, TERM, Correction
 from laya.memory.machine import MemoryFacts
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
-from laya.types import AskedSettings, EngineAddress, ModelFile, Plan
+from laya.types import AskedSettings, EngineAddress, GpuLayers, ModelFile, Plan
 
 SHARE = 0.8  # of what is available, the default budget
 
@@ -71,7 +71,7 @@ class WorldEngine:
             self.exit("stopped at its memory limit")
         if self.exited.done():
             raise EngineFailed(f"The engine for '{self.model_id}' did not start: {self.exited.result()}")
-        return EngineAddress(host="h", port=self.pid, api_key=None, cancels_whole=False)
+        return EngineAddress(host="h", port=self.pid, api_key=None, cancels_whole=False, gpu_layers=world.gpu_layers)
 
     async def stop(self) -> bool:
         self.exit("stopped")
@@ -115,6 +115,7 @@ class World:
         self.n_cores = 2
         self.n_starts = 0
         self.peak_bytes = 0  # the most that engines held together
+        self.gpu_layers: GpuLayers | None = None  # what engines tell of themselves
         self.now_s = 1000.0
         self.needs = needs
         self.truth: dict[str, float] = {}  # model -> what it really takes, over its plan

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from laya.config import Config, ModelConfig
 from laya.errors import InsufficientMemory
+from laya.metrics import LayaCollector
 from laya.routing import NO_ENDPOINT
+from laya.types import GpuLayers
 
 from .fleet_world import World, in_world, plans_of
 from .front import chat, front, request, until
@@ -194,3 +197,25 @@ async def test_requests_for_an_unloaded_model_wait_at_one_door_and_are_served_by
         release.set()
         assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
         assert await gate.settled() == {"served": 4}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_model_whose_layers_fell_to_the_cpu_is_degraded(make_world: MakeWorld, number: int) -> None:
+    world = make_world({"m": 100}, replicas={"m": number})
+    world.gpu_layers = GpuLayers(planned=33, loaded=33, total=33)
+    await world.load("m")
+    assert world.fleet.statuses()[0].state == "ready"
+    await world.fleet.unload_model(world.endpoint("m"), "requested")
+    world.gpu_layers = GpuLayers(planned=33, loaded=0)
+    await world.load("m")
+    (status,) = world.fleet.statuses()
+    assert (status.state, status.gpu_layers) == ("degraded", world.gpu_layers)
+    assert status.error is not None and "None of the 33 layers planned for a GPU is on one" in status.error
+    kinds = [event.kind for event in world.fleet.events.after() if event.level == "warning"]
+    assert kinds == ["degraded"] * number
+    registry = CollectorRegistry()
+    registry.register(LayaCollector(world.fleet.stats, world.fleet.statuses, lambda: 0, dict))
+    assert registry.get_sample_value("laya_model_state", {"model": "m", "state": "degraded"}) == 1
+    assert registry.get_sample_value("laya_gpu_layers", {"model": "m", "where": "planned"}) == 33
+    assert registry.get_sample_value("laya_gpu_layers", {"model": "m", "where": "gpu"}) == 0
+    await world.close()
