@@ -112,6 +112,7 @@ class PlannedSettings(msgspec.Struct, frozen=True, kw_only=True):
     tensor_split: tuple[int, ...] = ()  # of them, how many lie on each GPU, by its number; (): no GPU was at hand
     experts_on_cpu: int = 0  # layers, the first ones
     draft_gpu_layers: int = 0
+    mtp_layers: int = 0  # beyond gpu_layers: of multi-token prediction, where all lie on GPUs; engines may count them
     prompt_cache_bytes: int = 0  # of old prompts that the engine keeps in RAM, whole mebibytes
 
     @property

@@ -128,11 +128,10 @@ def _cards(subject: Subject, line: Line, counts: tuple[int, ...], rates: Machine
 
 
 def _smallest_cards(subject: Subject, line: Line, count: int, rates: MachineRates | None) -> Alternative | None:
-    every = subject.model.shape.n_layer + 1
     for size in CARD_GIB:
         asking = msgspec.structs.replace(line.asking, card_bytes=(size * GIB,) * count)
         on_cards = msgspec.structs.replace(line, asking=asking, gpu_memory=",".join([f"{size}GiB"] * count))
-        made = on_cards.plan(subject, rates, gpu_layers=every)
+        made = on_cards.plan(subject, rates, all_on_cards=True)
         if made.fits:
             there = sum(device.total_bytes for device in made.devices if device.device != CPU)
             which = f"a {size} GB card" if count == 1 else f"{count} cards of {size} GB (one is not enough)"

@@ -14,7 +14,7 @@ from laya.memory import Budget, Machine, size_text
 from laya.memory.machine import GATEWAY_BYTES, MAX_SHARE, budget_within
 from laya.memory.rates import MachineRates
 from laya.memory.sizes import flag_text
-from laya.types import Plan
+from laya.types import ALL_LAYERS, Plan
 
 BUDGET_FLAG = "--memory-budget"
 
@@ -71,12 +71,12 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         command = self.command(word_of(subject))
         return Alternative(command=command, total_bytes=made.need_bytes, note=note) if made.fits else None
 
-    def plan(self, subject: Subject, rates: MachineRates | None, gpu_layers: int | None = None) -> Plan:
-        """The model's plan as this line asks for it. gpu_layers: what must lie on the cards."""
+    def plan(self, subject: Subject, rates: MachineRates | None, *, all_on_cards: bool = False) -> Plan:
+        """The model's plan as this line asks for it. all_on_cards: nothing but the embedding may stay in RAM."""
         name = subject.word if subject.word in self.asking.config.models else subject.model.id
         asked, _ = self.asking.of(name, subject.asked.task)
-        if gpu_layers is not None:
-            asked = msgspec.structs.replace(asked, gpu_layers=gpu_layers)
+        if all_on_cards:
+            asked = msgspec.structs.replace(asked, gpu_layers=ALL_LAYERS, experts_on_cpu=0)
         model = msgspec.structs.replace(subject.model, gpu_free_bytes=usable_of(self.asking.card_bytes))
         return msgspec.structs.replace(subject, model=model, asked=asked).plan(self.budget_now(), rates)
 

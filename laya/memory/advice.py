@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
 from laya.memory.limits import MEMORY_LIMIT, is_within, limits_of, model_budget, totals
 from laya.memory.machine import Budget
 from laya.memory.placement import CPU
-from laya.memory.planner import Choice, Model, decide, kv_types_for, need_bytes, price
+from laya.memory.planner import Choice, Model, decide, kv_types_for, need_bytes, price, uses_gpus
 from laya.memory.sizes import flag_text, size_text
 from laya.types import GIB, MIB, AskedSettings, Plan, Suggestion
 
@@ -19,6 +20,9 @@ BUDGET_STEP_BYTES = 10 * MIB
 RULE_SEQS, RULE_SHARE = 2, 0.8  # at this many sequences the need must stay below this share of the memory
 CARD_GIB = (8, 12, 16, 24, 32, 48, 80, 96, 141, 192)
 SOLD_GIB = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+
+
+_FREE: dict[str, Any] = {"gpu_layers": None, "experts_on_cpu": None, "gpus": ()}
 
 
 class _Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +35,7 @@ class _Change(msgspec.Struct, frozen=True, kw_only=True):
     kv_pool_tokens: int | None = None
     is_read: bool = False  # weights read into memory instead of mapped
     forgets: bool = False  # no cache of old prompts
+    frees: tuple[str, ...] = ()  # of gpu_layers, experts_on_cpu and gpus, those that the plan chooses instead
 
 
 def suggestions(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget) -> list[Suggestion]:
@@ -48,6 +53,7 @@ def suggestions(model: Model, asked: AskedSettings, wanted: Choice, budget: Budg
 
 
 def _changes(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget) -> Iterator[_Change]:
+    yield from _splits(model, asked)
     small_types = [name for name in kv_types_for(model, ("q8_0", "q4_0")) if name != wanted.kv_cache_dtype]
     full = wanted.max_seq_len
     if asked.mmap and any(name in model.engine.repack_types for name in model.facts.matrix_bytes):
@@ -66,6 +72,21 @@ def _changes(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget)
         change = _Change(note=f"one sequence with a {name} cache", max_num_seqs=1, kv_cache_dtype=name)
         yield from _longest(model, asked, wanted, budget, change)
     yield from _longest(model, asked, wanted, budget, _Change(note="one sequence", max_num_seqs=1), steps=4)
+
+
+def _splits(model: Model, asked: AskedSettings) -> Iterator[_Change]:
+    """Fewer layers on the GPUs, more experts in RAM or other GPUs, where the user's own choice is what binds."""
+    if not any(model.gpu_free_bytes):
+        return
+    has_layers, has_experts = bool(asked.gpu_layers), asked.experts_on_cpu is not None and model.shape.n_expert > 0
+    if asked.gpus and len(asked.gpus) < sum(map(bool, model.gpu_free_bytes)):
+        yield _Change(note="on other GPUs too", frees=("gpus",))
+    if has_experts:
+        yield _Change(note="more experts in RAM", frees=("experts_on_cpu",))
+    if has_layers:
+        yield _Change(note="the other layers in RAM", frees=("gpu_layers",))
+    if has_layers and has_experts:
+        yield _Change(note="other layers and experts in RAM", frees=("gpu_layers", "experts_on_cpu"))
 
 
 def _longest(
@@ -106,6 +127,9 @@ def _tried(
     settings = msgspec.structs.replace(asked, kv_pool_tokens=pool, mmap=mmap)
     if change.forgets:
         settings = msgspec.structs.replace(settings, prompt_cache_bytes=0)
+    if change.frees:
+        settings = msgspec.structs.replace(settings, **{name: _FREE[name] for name in change.frees})
+        choice = msgspec.structs.replace(choice, offloads=True)
     flags = _flags(choice, wanted)
     if change.is_read:
         flags.append("--no-mmap")
@@ -113,13 +137,18 @@ def _tried(
         flags.append("--prompt-cache 0")
     if change.kv_pool_tokens:
         flags.append(f"--kv-pool-tokens {change.kv_pool_tokens}")
-    priced = price(model, decide(model, settings, choice))
+    decided = decide(model, settings, choice)
+    for name in change.frees:
+        value = getattr(decided, name)
+        flags.append(f"--{name.replace('_', '-')} {','.join(map(str, value)) if name == 'gpus' else value}")
+    priced = price(model, decided)
     return " ".join(flags), sum(totals(priced).values()), is_within(priced, limits_of(model, settings, budget))
 
 
 def _flags(choice: Choice, wanted: Choice) -> list[str]:
     """What differs, as typed on the command line."""
-    changed = [name for name in Choice.__struct_fields__ if getattr(choice, name) != getattr(wanted, name)]
+    names = (name for name in Choice.__struct_fields__ if name != "offloads")
+    changed = [name for name in names if getattr(choice, name) != getattr(wanted, name)]
     return [f"--{name.replace('_', '-')} {getattr(choice, name)}" for name in changed]
 
 
@@ -162,7 +191,7 @@ def stepped(n_bytes: int) -> int:
 def verdict(model: Model, asked: AskedSettings, chosen: Choice, budget: Budget) -> str:
     """The hardware rule in one line: two sequences at this context must stay below 80 % of the memory."""
     two = msgspec.structs.replace(chosen, max_num_seqs=RULE_SEQS)
-    if model.gpu_free_bytes:
+    if uses_gpus(model, asked):
         return _card_verdict(model, asked, two)
     need, budget = need_bytes(model, asked, two), model_budget(asked, budget)
     text = f"{RULE_SEQS} sequences of {chosen.max_seq_len} tokens need {size_text(need)}"
@@ -179,9 +208,12 @@ def verdict(model: Model, asked: AskedSettings, chosen: Choice, budget: Budget) 
 
 
 def _card_verdict(model: Model, asked: AskedSettings, two: Choice) -> str:
-    """The same rule for all layers on the cards."""
-    used = totals(price(model, decide(model, msgspec.structs.replace(asked, gpu_layers=None), two)))
-    need, cards = sum(n_bytes for device, n_bytes in used.items() if device != CPU), sum(model.gpu_free_bytes)
+    """The same rule for all layers on the cards that are used."""
+    whole = msgspec.structs.replace(asked, gpu_layers=None, experts_on_cpu=0)
+    settings = decide(model, whole, msgspec.structs.replace(two, offloads=False))
+    used = totals(price(model, settings))
+    need = sum(n_bytes for device, n_bytes in used.items() if device != CPU)
+    cards = sum(model.gpu_free_bytes[number] for number in settings.gpus)
     text = f"{RULE_SEQS} sequences of {two.max_seq_len} tokens need {size_text(need)} of the cards' {size_text(cards)}"
     if need <= RULE_SHARE * cards:
         return f"{text}: these cards are enough (rule: below 80 %)"
@@ -208,6 +240,8 @@ def how_to_set(model_id: str, flags: str) -> str:
     for at, word in enumerate(words):
         if word.startswith("--no-"):
             keys.append(f"`models.{model_id}.{_key_of(word[5:])}: false`")
+        elif word == "--gpus":
+            keys.append(f"`models.{model_id}.gpus: [{words[at + 1].replace(',', ', ')}]`")
         elif word == "--memory-budget":
             keys.append(f"`memory.budget: {words[at + 1]}`")
         elif word.startswith("--"):

@@ -6,7 +6,7 @@ What the user set is never changed: when the rest cannot make it fit, the plan s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import msgspec
 
@@ -15,7 +15,7 @@ from laya.memory.growth import grown
 from laya.memory.limits import Limits, is_within, limits_of, tightest
 from laya.memory.machine import Budget
 from laya.memory.placement import CPU
-from laya.memory.planner import Choice, Model, check_asked, decide, kv_types_for, price
+from laya.memory.planner import Choice, Model, check_asked, decide, kv_types_for, price, uses_gpus
 from laya.memory.prompt_cache import with_prompt_cache
 from laya.memory.rates import MachineRates
 from laya.memory.sizes import size_text
@@ -25,6 +25,7 @@ DEFAULT_REASON = "the default; each sequence costs a KV cache of its own"
 DEFAULT_NUM_SEQS = 2  # one person and one program; each further one costs the whole KV cache again
 AIM_TOKENS = {"chat": 32768, "embed": 2048, "rerank": 2048, "decide": 2048}
 FLOOR_TOKENS = {"chat": 4096, "embed": 512, "rerank": 512, "decide": 512}
+MOSTLY_ON_GPUS = 0.5  # of the layers: with fewer on GPUs, none of the context is given up for one more
 AUTO_KV_TYPES = ("f16", "q8_0")  # below q8_0 answers change visibly: that is the user's to choose
 
 
@@ -59,7 +60,7 @@ def auto_lengths(model: Model, asked: AskedSettings) -> list[int]:
 
 
 class _Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice with what it costs; `asked` says how many layers lie on GPUs."""
+    """A choice with what it costs."""
 
     asked: AskedSettings
     choice: Choice
@@ -74,9 +75,9 @@ def fit(model: Model, asked: AskedSettings, budget: Budget, rates: MachineRates 
     check_asked(model, asked)
     limits = limits_of(model, asked, budget)
     tried: list[_Tried] = []
-    for settings, choice in _candidates(model, asked):
-        priced = price(model, decide(model, settings, choice))
-        tried.append(_Tried(asked=settings, choice=choice, priced=priced))
+    for choice in _candidates(model, asked):
+        priced = price(model, decide(model, asked, choice))
+        tried.append(_Tried(asked=asked, choice=choice, priced=priced))
         if is_within(priced, limits):
             break
     chosen, wanted = tried[-1], tried[0].choice
@@ -98,11 +99,16 @@ def fit(model: Model, asked: AskedSettings, budget: Budget, rates: MachineRates 
         ],
         settings=decide(model, chosen.asked, chosen.choice),
         reasons=reasons,
-        suggestions=[] if fits else suggestions(model, asked, wanted, budget),
+        suggestions=[] if fits else suggestions(model, asked, _outside(chosen.choice, wanted), budget),
         verdict=verdict(model, asked, chosen.choice, budget),
         exact=model.shape.bound is None,
         notes=_notes(model, asked, chosen.choice),
     )
+
+
+def _outside(chosen: Choice, wanted: Choice) -> Choice:
+    """What was wanted, with layers in RAM where that was tried."""
+    return msgspec.structs.replace(wanted, offloads=chosen.offloads)
 
 
 def _with_prompt_cache(model: Model, tried: _Tried, limits: Limits) -> tuple[_Tried, str]:
@@ -115,18 +121,25 @@ def _may_grow(model: Model, asked: AskedSettings) -> bool:
     """Whether the speed model says anything of more sequences: chat, on the CPU, as many slots as sequences."""
     has_pool = asked.kv_pool_tokens is not None or asked.kv_pool_chat_tokens is not None
     is_open = asked.max_num_seqs is None and not has_pool
-    return is_open and asked.task == "chat" and not model.gpu_free_bytes
+    return is_open and asked.task == "chat" and not uses_gpus(model, asked)
 
 
-def _candidates(model: Model, asked: AskedSettings) -> Iterator[tuple[AskedSettings, Choice]]:
-    """Every choice in the order it is tried, then fewer layers on the GPUs."""
-    choice = None
-    for choice in choices(model, asked):
-        yield asked, choice
-    if choice is None or not model.gpu_free_bytes or asked.gpu_layers is not None:
-        return
-    for n_layers in range(model.shape.n_layer, -1, -1):
-        yield msgspec.structs.replace(asked, gpu_layers=n_layers), choice
+def _candidates(model: Model, asked: AskedSettings) -> Iterator[Choice]:
+    """Every choice in the order it is tried with all layers on the GPUs, then with what they do not hold in RAM."""
+    inside = list(choices(model, asked))
+    yield from inside
+    if uses_gpus(model, asked) and (asked.gpu_layers is None or asked.experts_on_cpu is None):
+        outside = [msgspec.structs.replace(choice, offloads=True) for choice in inside]
+        yield from outside if _keeps_context(model, asked, outside[-1]) else outside[-1:]
+
+
+def _keeps_context(model: Model, asked: AskedSettings, smallest: Choice) -> bool:
+    """Whether a shorter context is not worth what it brings to the GPUs.
+
+    A token uses few of the experts that stay in RAM; and where most layers do, the CPU decides the speed.
+    """
+    has_experts = model.shape.n_expert > 0 and asked.experts_on_cpu is None
+    return has_experts or decide(model, asked, smallest).gpu_layers < (model.shape.n_layer + 1) * MOSTLY_ON_GPUS
 
 
 def _reasons(model: Model, asked: AskedSettings, tried: list[_Tried], limits: Limits) -> dict[str, str]:
@@ -138,21 +151,45 @@ def _reasons(model: Model, asked: AskedSettings, tried: list[_Tried], limits: Li
         reasons["max_seq_len"] = _length_reason(model, asked, chosen.max_seq_len)
     if asked.kv_cache_dtype is None:
         reasons["kv_cache_dtype"] = "the default; nothing is lost"
-    if asked.gpu_layers is None and model.gpu_free_bytes:
-        reasons["gpu_layers"] = "all, and the output matrix"
-    for before, after in pairwise(tried):
-        device, need, limit = tightest(before.priced, limits)
-        words = f"{_choice_text(before.choice)} would need {size_text(need)} of {size_text(limit)}"
-        where = "" if device == CPU else f" on {device}"
-        if before.asked != after.asked:
-            every = model.shape.n_layer + 1
-            reasons["gpu_layers"] = f"instead of {every}: {before.asked.gpu_layers or every} layers, {words}{where}"
-            continue
+    reasons |= _split_reasons(model, asked, tried, limits)
+    inside = list(takewhile(lambda each: not each.choice.offloads, tried))
+    outside = tried[len(inside) :]
+    for before, after in pairwise(outside if len(outside) > 1 else inside):
         name = next(name for name in Choice.__struct_fields__ if _differs(name, before.choice, after.choice))
-        reasons[name] = f"instead of {getattr(tried[0].choice, name)}: {words}{where}"
+        reasons[name] = f"instead of {getattr(tried[0].choice, name)}: {_too_much(before, limits)}"
     if asked.n_threads is None:
         reasons["n_threads"] = "the cores that are available"
     return reasons
+
+
+def _split_reasons(model: Model, asked: AskedSettings, tried: list[_Tried], limits: Limits) -> dict[str, str]:
+    """Why layers and experts lie where they do, for what was not asked."""
+    if not any(model.gpu_free_bytes):
+        return {}
+    if asked.gpu_layers == 0:
+        return {}
+    settings, every = decide(model, asked, tried[-1].choice), model.shape.n_layer + 1
+    reasons = {}
+    last_inside = next((each for each in reversed(tried) if not each.choice.offloads), tried[0])
+    if asked.gpu_layers is None and settings.gpu_layers == every:
+        reasons["gpu_layers"] = "all, and the output matrix"
+    elif asked.gpu_layers is None:
+        reasons["gpu_layers"] = f"instead of {every}: {_too_much(last_inside, limits)}"
+    if asked.experts_on_cpu is None and settings.experts_on_cpu:
+        reasons["experts_on_cpu"] = f"instead of 0: {_too_much(last_inside, limits)}"
+    if len(model.gpu_free_bytes) > 1 and not asked.gpus and not asked.tensor_split and settings.gpus:
+        n_gpus = len(settings.gpus)
+        reasons["tensor_split"] = (
+            "as few GPUs as hold it" if n_gpus < len(model.gpu_free_bytes) else f"layers on each of {n_gpus} GPUs"
+        ) + (", each filled by the same share" if n_gpus > 1 else "")
+    return reasons
+
+
+def _too_much(tried: _Tried, limits: Limits) -> str:
+    """`2 x 32768 tokens at f16 would need 9.1 GiB of 8.0 GiB on gpu0`."""
+    device, need, limit = tightest(tried.priced, limits)
+    where = "" if device == CPU else f" on {device}"
+    return f"{_choice_text(tried.choice)} would need {size_text(need)} of {size_text(limit)}{where}"
 
 
 def _differs(name: str, one: Choice, other: Choice) -> bool:

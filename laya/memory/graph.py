@@ -12,13 +12,13 @@ from laya.memory.shape import ModelShape
 from laya.types import KIB
 
 MARGIN = 1.05  # on the widths, which are fitted to the logs they are tested on
-PIPELINE_COPIES = 4  # of the inputs, where layers are split over several GPUs
+PIPELINE_COPIES = 4  # of the inputs, where several GPUs compute one behind the other
 POSITIONS = 4  # of a token, in models that have several
 ALLOCATOR_BYTES = 64 * KIB
 
 
-def gpu_compute(load: Load, n_gpus: int = 1) -> int:
-    """The graph buffer of each of `n_gpus` GPUs that share the layers of a model."""
+def gpu_compute(load: Load) -> int:
+    """The graph buffer of each GPU that has layers of the model."""
     n_ubatch, shape = load.settings.n_ubatch, load.facts.shape
     is_quantized = kv_cache_type(load.settings.kv_cache_dtype).block > 1
     copy = _dequantized(load) if is_quantized else 0
@@ -27,10 +27,9 @@ def gpu_compute(load: Load, n_gpus: int = 1) -> int:
     per_layer = 4 * n_ubatch * shape.n_embd_per_layer * shape.n_layer
     logits = 4 * load.output_rows * shape.n_vocab
     activations = round(MARGIN * (max(attention, feed_forward, logits) + per_layer))
-    if n_gpus == 1:
-        return activations + _masks(load) + ALLOCATOR_BYTES
-    hidden = PIPELINE_COPIES * 4 * n_ubatch * shape.n_embd
-    return activations + PIPELINE_COPIES * _masks(load) + hidden + ALLOCATOR_BYTES
+    copies = PIPELINE_COPIES if load.is_pipelined else 1
+    hidden = 4 * n_ubatch * shape.n_embd if len(load.gpus) > 1 else 0  # what the GPU before hands on
+    return activations + copies * (_masks(load) + hidden) + ALLOCATOR_BYTES
 
 
 def host_compute(load: Load) -> int:

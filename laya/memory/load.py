@@ -37,12 +37,22 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def layer_devices(self) -> tuple[str, ...]:
         """The device of each layer and, last, of the output."""
-        return layer_devices(self.facts.shape.n_layer, self.settings.gpu_layers, self.gpu_free_bytes)
+        shares = self.settings.tensor_split if any(self.settings.tensor_split) else self.gpu_free_bytes
+        return layer_devices(self.facts.shape.n_layer, self.settings.gpu_layers, shares)
 
     @property
     def gpus(self) -> tuple[str, ...]:
         """The GPUs that have a layer."""
         return tuple(dict.fromkeys(device for device in self.layer_devices if device != CPU))
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether GPUs compute batches one behind the other, each with copies of its inputs.
+
+        llama.cpp does where every layer lies on one of several, whole.
+        """
+        is_whole = self.settings.gpu_layers > self.facts.shape.n_layer and not self.settings.experts_on_cpu
+        return len(self.gpus) > 1 and is_whole
 
     @property
     def n_streams(self) -> int:

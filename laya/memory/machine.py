@@ -37,6 +37,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0  # what the hardware rule compares with: the memory of the machine or its group
     ceiling_bytes: int = 0  # the most memory.budget could be set to now
     is_users: bool = False  # the user's own memory.budget is what binds
+    gpu_bytes: tuple[int, ...] = ()  # of each GPU, by its number, what may be planned with
+    why_no_gpu: str = "no GPU was found"  # where none may be
 
     @property
     def taken_bytes(self) -> int:

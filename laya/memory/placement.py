@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 from laya.memory.weights import INPUT_LAYER, WeightGroup
@@ -19,15 +20,18 @@ def gpu_name(number: int) -> str:
     return f"gpu{number}"
 
 
-def layer_devices(n_layer: int, gpu_layers: int, gpu_free_bytes: Sequence[int]) -> tuple[str, ...]:
+@lru_cache(maxsize=256)
+def layer_devices(n_layer: int, gpu_layers: int, shares: tuple[float, ...]) -> tuple[str, ...]:
     """The device of each layer and, last, of the output, which counts as one more layer.
 
-    gpu_layers: how many of these n_layer + 1 go to the GPUs, from the end. gpu_free_bytes: one figure a GPU.
+    gpu_layers: how many of these n_layer + 1 go to the GPUs, from the end. shares: of each GPU, by number; its layers
+    are exact, free memory will do.
     """
-    n_gpu = min(gpu_layers, n_layer + 1) if sum(gpu_free_bytes) else 0
-    shares = [share / sum(gpu_free_bytes) for share in accumulate(gpu_free_bytes)] if n_gpu else []
-    last = len(gpu_free_bytes) - 1
-    on_gpus = [gpu_name(min(bisect_right(shares, place / n_gpu), last)) for place in range(n_gpu)]
+    whole = sum(shares)
+    n_gpu = min(gpu_layers, n_layer + 1) if whole else 0
+    ends = [end / whole for end in accumulate(shares)] if n_gpu else []
+    last = len(shares) - 1
+    on_gpus = [gpu_name(min(bisect_right(ends, place / n_gpu), last)) for place in range(n_gpu)]
     return (*[CPU] * (n_layer + 1 - n_gpu), *on_gpus)
 
 

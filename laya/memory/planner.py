@@ -16,6 +16,7 @@ from laya.memory.ggml import KV_CACHE_TYPES, kv_cache_type
 from laya.memory.load import Load, padded
 from laya.memory.placement import CPU
 from laya.memory.shape import ModelShape
+from laya.memory.split import check_split, with_split
 from laya.memory.terms import terms_by_device
 from laya.types import MIB, AskedSettings, PlannedSettings
 
@@ -29,6 +30,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_seq_len: int  # tokens per sequence
     kv_cache_dtype: str
+    offloads: bool = False  # layers and experts that the GPUs do not hold may stay in RAM
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +42,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     n_cores: int
     draft: ModelFacts | None = None
     projector_bytes: int = 0
-    gpu_free_bytes: tuple[int, ...] = ()  # what may be used of each GPU
+    gpu_free_bytes: tuple[int, ...] = ()  # what may be used of each GPU, by its number; 0: nothing
+    why_no_gpu: str = "no GPU was found"  # where none may be used
     correction: Correction = NOTHING_LEARNED  # what was learned of such engines, on top of the formulas
 
     @property
@@ -58,10 +61,8 @@ def decide(model: Model, asked: AskedSettings, choice: Choice) -> PlannedSetting
     unified = choice.max_num_seqs > 1 and (pool_tokens < worst_case or asked.task != "chat")
     slot = pool_tokens if unified else padded(choice.max_seq_len)
     # An embedding is computed in one piece, so the batch must hold the longest input.
-    # A step computes a batch of the longest prompt and one token of everybody else; cards need the large batch.
-    shared = model.engine.n_batch_shared if unified and not model.gpu_free_bytes else model.engine.n_batch
-    n_batch = choice.max_seq_len if asked.task != "chat" else min(shared, slot)
-    return PlannedSettings(
+    n_batch = choice.max_seq_len if asked.task != "chat" else min(_batch(model, asked, is_shared=unified), slot)
+    settings = PlannedSettings(
         max_seq_len=choice.max_seq_len,
         slot_tokens=slot,
         max_num_seqs=choice.max_num_seqs,
@@ -73,19 +74,25 @@ def decide(model: Model, asked: AskedSettings, choice: Choice) -> PlannedSetting
         n_threads=asked.n_threads or model.n_cores,
         task=asked.task,
         mmap=asked.mmap,
-        gpu_layers=_asked_gpu_layers(model, asked),
-        experts_on_cpu=asked.experts_on_cpu or 0,
         # What is embedded or ranked is never continued, so old prompts of it are of no use.
         prompt_cache_bytes=(asked.prompt_cache_bytes or 0) // MIB * MIB if asked.task == "chat" else 0,
     )
+    placed = with_split(load_of(model, settings), asked, offloads=choice.offloads)
+    if uses_gpus(model, asked) and not placed.gpu_layers:  # not one fits: as on a machine without
+        return decide(model, msgspec.structs.replace(asked, gpu_layers=0, gpus=(), tensor_split=()), choice)
+    return placed
 
 
-def _asked_gpu_layers(model: Model, asked: AskedSettings) -> int:
-    """Layers on GPUs as asked; the output counts as one more. Not asked: all, where there is a GPU."""
-    if not model.gpu_free_bytes:
-        return 0
-    every = model.shape.n_layer + 1
-    return every if asked.gpu_layers is None else min(asked.gpu_layers, every)
+def uses_gpus(model: Model, asked: AskedSettings) -> bool:
+    """Whether layers may lie on GPUs."""
+    return any(model.gpu_free_bytes) and asked.gpu_layers != 0
+
+
+def _batch(model: Model, asked: AskedSettings, *, is_shared: bool) -> int:
+    """Tokens of a chat's prompt that are computed at once, beside one token of everybody else."""
+    if uses_gpus(model, asked):
+        return model.engine.n_batch_gpu
+    return model.engine.n_batch_shared if is_shared else model.engine.n_batch
 
 
 def auto_pool_tokens(model: Model, asked: AskedSettings, choice: Choice) -> int | None:
@@ -96,7 +103,7 @@ def auto_pool_tokens(model: Model, asked: AskedSettings, choice: Choice) -> int 
     if asked.kv_pool_chat_tokens is None or asked.task != "chat":
         return None
     chats = (choice.max_num_seqs - 1) * min(asked.kv_pool_chat_tokens, choice.max_seq_len)
-    return choice.max_seq_len + chats + model.engine.n_batch
+    return choice.max_seq_len + chats + max(model.engine.n_batch, _batch(model, asked, is_shared=True))
 
 
 def load_of(model: Model, settings: PlannedSettings) -> Load:
@@ -138,6 +145,7 @@ def check_asked(model: Model, asked: AskedSettings) -> None:
         if value is not None and (value < least or (most is not None and value > most)):
             bounds = f"at least {least}" if most is None else f"between {least} and {most}"
             raise ConfigError(f"{name} is {value}; it must be {bounds}.", param=name)
+    check_split(asked, model.gpu_free_bytes, model.why_no_gpu)
     if asked.kv_cache_dtype is not None:
         check_blocks(model.facts, kv_cache_type(asked.kv_cache_dtype))
     if asked.max_seq_len is not None:

@@ -20,6 +20,8 @@ from laya.memory.weights import INPUT_LAYER
 
 DRAFT_KV_TYPE = "f16"  # llama.cpp keeps a draft model's cache at f16
 GPU_PROCESS_BYTES = 460 << 20  # context and libraries of a process on one GPU: 150-460 MiB are reported
+# In RAM: the driver's and the libraries' own, a bound from sightings of 0.3-0.5 GiB and not measured here.
+HOST_PROCESS_BYTES, HOST_GPU_BYTES = 384 << 20, 128 << 20
 ByDevice = Mapping[str, int]
 
 
@@ -74,7 +76,7 @@ def graph_buffers(load: Load) -> ByDevice:
     devices, kept = load.layer_devices, load.settings.experts_on_cpu
     layers = [group for group in load.facts.groups if group.layer != INPUT_LAYER]
     on_host = [group.largest_bytes for group in layers if group_device(group, devices, kept) == CPU]
-    on_gpu = graph.gpu_compute(load, len(load.gpus)) + max(on_host, default=0)
+    on_gpu = graph.gpu_compute(load) + max(on_host, default=0)
     host = max(graph.host_compute(load), compute(load) if on_host else 0)
     return {CPU: host, **dict.fromkeys(load.gpus, on_gpu)}
 
@@ -99,7 +101,13 @@ def draft(load: Load) -> ByDevice:
         return by_layer(lambda _: [0] * load.facts.shape.n_layer + [draft_layers_kv(load, DRAFT_KV_TYPE)])(load)
     if load.draft is None:
         return {}
-    settings = msgspec.structs.replace(load.settings, kv_cache_dtype=DRAFT_KV_TYPE, task="chat")
+    settings = msgspec.structs.replace(
+        load.settings,
+        kv_cache_dtype=DRAFT_KV_TYPE,
+        task="chat",
+        gpu_layers=load.settings.draft_gpu_layers,
+        experts_on_cpu=0,
+    )
     own = msgspec.structs.replace(load, facts=load.draft, settings=settings, draft=None, projector_bytes=0)
     vocabulary = own.engine.token_bytes * own.facts.n_tokens + own.engine.merge_bytes * own.facts.n_merges
     parts = [part for term in _DRAFTED for part in term(own).items()]
@@ -107,11 +115,15 @@ def draft(load: Load) -> ByDevice:
 
 
 def projector(load: Load) -> ByDevice:
-    return {load.layer_devices[-1]: round(load.engine.projector_factor * load.projector_bytes)}
+    first = load.gpus[0] if load.gpus else CPU
+    return {first: round(load.engine.projector_factor * load.projector_bytes)}
 
 
 def gpu_process(load: Load) -> ByDevice:
-    return dict.fromkeys(load.gpus, GPU_PROCESS_BYTES)
+    if not load.gpus:
+        return {}
+    host = HOST_PROCESS_BYTES + HOST_GPU_BYTES * len(load.gpus)
+    return {CPU: host, **dict.fromkeys(load.gpus, GPU_PROCESS_BYTES)}
 
 
 _DRAFTED: tuple[Callable[[Load], ByDevice], ...] = (
@@ -132,11 +144,11 @@ TERMS = (
     Term("output", CPU, "logits of the rows computed at once, and the sampler's candidates", on_cpu(output)),
     Term("grammar", CPU, "tables for answers held to a schema or grammar, made at the first one", on_cpu(grammar)),
     Term("overhead", CPU, "process, vocabulary, graph, cells, sequences, threads", on_cpu(overhead)),
-    Term("gpu_process", "gpu", "context and libraries of the process on each GPU", gpu_process),
+    Term("gpu_process", "gpu", "context and libraries of the process on each GPU, and in RAM for them", gpu_process),
     Term("prompt_cache", CPU, "copies of conversations that wait, as much as was asked", on_cpu(prompt_cache)),
     Term("checkpoints", CPU, "checkpoints x (windows + states) of all sequences", on_cpu(checkpoints)),
     Term("draft", "by layer", "the draft model: all of the above but the process", draft),
-    Term("projector", "by layer", "1.4 x the projector's file, where the output lies", projector),
+    Term("projector", "by layer", "1.4 x the projector's file, on the first GPU", projector),
 )
 
 
