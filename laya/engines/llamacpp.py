@@ -92,7 +92,7 @@ def _planned_params(settings: EngineSettings) -> dict[str, Any]:
         "flash_attn_type": "enabled",
         "n_batch": planned.n_batch,
         "n_ubatch": planned.n_ubatch,
-        "n_gpu_layers": planned.gpu_layers,
+        "n_gpu_layers": planned.gpu_layers + planned.mtp_layers,
         "split_mode": "layer",
         "tensor_split": [float(n) for n in on_gpus] + [0.0] * (MOST_GPUS - len(on_gpus)),
         "tensor_buft_overrides": experts_pattern(planned.experts_on_cpu),
@@ -157,7 +157,7 @@ def flags(settings: EngineSettings) -> list[str]:
         "--flash-attn": "on",
         "--batch-size": planned.n_batch,
         "--ubatch-size": planned.n_ubatch,
-        "--n-gpu-layers": planned.gpu_layers,
+        "--n-gpu-layers": planned.gpu_layers + planned.mtp_layers,
         "--split-mode": "layer",
         "--threads": planned.n_threads,
         "--threads-batch": planned.n_threads,
@@ -217,8 +217,12 @@ def _flag(name: str, value: Any) -> list[str]:
 
 
 def layers_on_gpus(planned: PlannedSettings) -> list[int]:
-    """Layers on each GPU that the engine sees: those that were planned to have some."""
-    return [planned.tensor_split[number] for number in planned.gpus]
+    """Layers on each GPU that the engine sees: those that were planned to have some.
+
+    Builds differ in whether layers for multi-token prediction count; the last GPU's share is right for both.
+    """
+    counts = [planned.tensor_split[number] for number in planned.gpus]
+    return [*counts[:-1], counts[-1] + planned.mtp_layers] if counts else []
 
 
 def experts_pattern(n_layers: int) -> str:

@@ -102,6 +102,8 @@ def plan_file(
         n_cores=Machine().cores(),
         draft=read_facts(asked.draft_path) if asked.draft_path else None,
         projector_bytes=_file_bytes(asked.mmproj_path) if asked.mmproj_path else 0,
+        gpu_free_bytes=budget.gpu_bytes,
+        why_no_gpu=budget.why_no_gpu,
         correction=correction,
     )
     return fit(model, asked, budget, rates)
@@ -119,7 +121,14 @@ def plan_before_download(
 ) -> Plan:
     """The plan of a file that is not here yet, from its shape and size: an upper bound, marked so."""
     facts = facts_before_download(shape, file_bytes, weights_type)
-    model = Model(id=model_id, facts=facts, engine=built_in_engine(), n_cores=Machine().cores())
+    model = Model(
+        id=model_id,
+        facts=facts,
+        engine=built_in_engine(),
+        n_cores=Machine().cores(),
+        gpu_free_bytes=budget.gpu_bytes,
+        why_no_gpu=budget.why_no_gpu,
+    )
     plan = fit(model, asked, budget, rates)
     note = "an upper bound: the file is not here, so its tensor table and vocabulary are estimated"
     return msgspec.structs.replace(plan, exact=False, notes=[*plan.notes, note])
@@ -133,14 +142,17 @@ def refusal(plan: Plan, budget: Budget, models: Sequence[str] = ()) -> Insuffici
     assert not plan.fits, "a plan that fits is not refused"
     settings = plan.settings
     available_bytes, limit = budget.bytes, budget.limit
-    ram_bytes = next((device.budget_bytes for device in plan.devices if device.device == CPU), available_bytes)
-    if ram_bytes < available_bytes:
-        available_bytes, limit = ram_bytes, MEMORY_LIMIT
+    short = max(plan.devices, key=lambda device: device.total_bytes - device.budget_bytes)
+    if short.device != CPU:
+        available_bytes, limit = short.budget_bytes, f"free on {short.device}"
+    elif short.budget_bytes < available_bytes:
+        available_bytes, limit = short.budget_bytes, MEMORY_LIMIT
+    where = "" if len(plan.devices) == 1 else " of RAM" if short.device == CPU else f" on {short.device}"
     what_for = f"for {settings.max_num_seqs} x {settings.max_seq_len} tokens"
     if not settings.is_computed:
         what_for = f"({', '.join(name for device in plan.devices for name in device.terms)})".replace("_", " ")
     words = [
-        f"'{plan.model}' needs {size_text(plan.need_bytes)} {what_for}; "
+        f"'{plan.model}' needs {size_text(short.total_bytes)}{where} {what_for}; "
         f"{size_text(available_bytes)} may be used ({limit})."
     ]
     if not settings.is_computed:
@@ -155,7 +167,7 @@ def refusal(plan: Plan, budget: Budget, models: Sequence[str] = ()) -> Insuffici
         words.append(f"Of the models here {', '.join(repr(name) for name in models)} would fit.")
     return InsufficientMemory(
         " ".join(words),
-        need_bytes=plan.need_bytes,
+        need_bytes=short.total_bytes,
         available_bytes=available_bytes,
         limit=limit,
         suggestions=[suggestion.flags for suggestion in plan.suggestions],
