@@ -23,6 +23,13 @@ from laya.models import pull, resolve
 ROOT = Path(__file__).parent.parent
 READY_S = 120.0
 PROGRAM = (sys.executable, "-m", "laya.cli")
+EMBEDDING = """
+version: 1
+n_threads: 1
+models:
+  emb: {source: smollm2, task: embed, max_seq_len: 128, preload: true}
+  talk: {source: smollm2, max_seq_len: 256, max_num_seqs: 1}
+"""
 
 
 class RunningServer:
@@ -140,3 +147,11 @@ def server(start_server: Callable[..., RunningServer]) -> RunningServer:
     One thread: with as many as there are cores, each program beside it (the tests are one) slows it down many times.
     """
     return start_server("smollm2", "--max-num-seqs", "2", "--max-seq-len", "4096", "--n-threads", "1")
+
+
+@pytest.fixture(scope="session")
+def embedding(start_server: Callable[..., RunningServer]) -> Iterator[RunningServer]:
+    """One model twice: for embeddings, loaded; for chat, known only."""
+    server = start_server(config=EMBEDDING)
+    yield server
+    assert server.stop() == 0

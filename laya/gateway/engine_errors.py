@@ -26,9 +26,15 @@ if TYPE_CHECKING:
 # What llama.cpp says with status 500 of a request that no other try makes better. The "input" that it also fails to
 # parse is the model's own answer, and another try may well help.
 _UNREADABLE = re.compile(r"(?i)failed to parse (?!input)|unable to generate parser|json.?schema|json\.exception\.")
-
-
+# OpenAI's words for a prompt that is too long, and vLLM's
+_TOO_LONG = re.compile(r"maximum (context|model) length (is|of) \d+")
 SAID_LIMIT_CHARS = 500
+
+
+class _TooLongThere(InvalidRequest):
+    """Longer than the window by another server's count, in its words."""
+
+    code = ContextLengthExceeded.code
 
 
 def model_of(exchange: Exchange) -> str:
@@ -45,7 +51,7 @@ def engine_error(status: int, headers: dict[bytes, bytes], body: bytes, exchange
     """What an engine answered instead of an answer, as one of Laya's. Its own faults and limits let another try."""
     who = f"The {'server' if exchange.is_remote else 'engine'} of '{model_of(exchange)}'"
     retry_s = _retry_after_s(headers)
-    if status in _REFUSALS or 300 <= status < 400 or (exchange.is_remote and status >= 500):
+    if status in _REFUSALS or 300 <= status < 400 or (exchange.is_remote and status >= 500 and status != 501):
         said = _fields(body).get("message") or f"status {status} without a reason"
         return _own_fault(status, who, str(said)[:SAID_LIMIT_CHARS], retry_s)
     error = _fields(body)
@@ -53,6 +59,8 @@ def engine_error(status: int, headers: dict[bytes, bytes], body: bytes, exchange
     n_ctx, n_prompt_tokens = error.get("n_ctx"), error.get("n_prompt_tokens")
     if error.get("type") == "exceed_context_size_error" and isinstance(n_ctx, int) and isinstance(n_prompt_tokens, int):
         return ContextLengthExceeded(n_ctx, n_prompt_tokens)
+    if status == 400 and (error.get("code") == ContextLengthExceeded.code or _TOO_LONG.search(message)):
+        return _TooLongThere(message, param=_text(error.get("param")))
     if status == 501 or re.search(r"(image|audio) input is not supported", message):
         hint = _who_sees(exchange) if message.startswith("image") else ""
         return NotSupported(f"The model '{model_of(exchange)}' can't do this: {message}{hint}")
@@ -61,7 +69,7 @@ def engine_error(status: int, headers: dict[bytes, bytes], body: bytes, exchange
     if status == 503:
         return ModelLoading(f"{who} is not ready: {message}", retry_s or 2.0)
     if 400 <= status < 500 or _UNREADABLE.search(message):
-        return InvalidRequest(message)
+        return InvalidRequest(message, param=_text(error.get("param")))
     return EngineFailed(f"{who} failed: {message}", retry_after_s=retry_s)
 
 
@@ -96,6 +104,10 @@ def _fields(body: bytes) -> dict[str, Any]:
     except msgspec.DecodeError:
         return {}
     return error if isinstance(error, dict) else {"message": str(error)}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _retry_after_s(headers: dict[bytes, bytes]) -> float | None:

@@ -17,6 +17,13 @@ LOOK_EVERY_S = 0.05
 MODEL = "smollm2-135m"  # what answers call the default model; requests name it by its alias, smollm2
 
 
+class Addressed(Protocol):
+    """A server that listens somewhere."""
+
+    @property
+    def url(self) -> str: ...
+
+
 class Serving(Protocol):
     """A server of the suite's conftest."""
 
@@ -25,16 +32,16 @@ class Serving(Protocol):
     cwd: Path
 
 
-def sdk(server: Serving) -> openai.OpenAI:
+def sdk(server: Addressed) -> openai.OpenAI:
     """The official client. It does not retry: a test sees the first answer."""
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=240)
 
 
-def async_sdk(server: Serving) -> openai.AsyncOpenAI:
+def async_sdk(server: Addressed) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=240)
 
 
-def plain(server: Serving) -> httpx.Client:
+def plain(server: Addressed) -> httpx.Client:
     """A client that shows what is on the wire."""
     # no certificates to load: a test that watches an engine must not take the CPU from it
     return httpx.Client(base_url=server.url, trust_env=False, verify=False, timeout=240)
