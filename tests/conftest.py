@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,8 +11,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -100,6 +102,32 @@ def laya_home() -> Path:
 def smollm2_path(laya_home: Path) -> Path:
     """The default model's file."""
     return resolve("smollm2", home=laya_home).path
+
+
+class PlayedNvml:
+    """The stand-in of NVIDIA's library in this process, and the script that it answers from."""
+
+    folder = ROOT / "tests" / "nvml"  # in PYTHONPATH, a server takes it for the real one
+
+    def __init__(self, script: Path) -> None:
+        self.script = script
+        spec = spec_from_file_location("played_pynvml", self.folder / "pynvml.py")
+        assert spec is not None and spec.loader is not None
+        self.library = module_from_spec(spec)
+        spec.loader.exec_module(self.library)
+
+    def play(self, *cards: dict[str, Any]) -> None:
+        """From now on these are there; see the module."""
+        self.script.write_text(json.dumps({"cards": cards}))
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlayedNvml:
+    """Without a card until one is played."""
+    played = PlayedNvml(tmp_path / "nvml.json")
+    monkeypatch.setenv("PLAYED_NVML", str(played.script))
+    played.play()
+    return played
 
 
 @pytest.fixture

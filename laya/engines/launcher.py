@@ -53,6 +53,7 @@ class Launcher(Protocol):
 
     async def gpu_layers(self, log: EngineLog) -> GpuLayers | None:
         """What became of the layers that were planned for GPUs, once it has answered; None: none were, or not known."""
+        return None
 
     def waits_for(self) -> str | None:
         """What `prove` waits for now, for who has waited too long."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -20,9 +20,9 @@ from laya.engines.held_memory import read_family
 from laya.engines.supervisor import Supervisor
 from laya.errors import EngineCrashed, LayaError
 from laya.gateway.events import Events
+from laya.gateway.gpu_guard import GpuGuard
 from laya.gateway.relay import broke_off
 from laya.memory import (
-    GpuMeter,
     Ladder,
     PressureMeter,
     PressureTrigger,
@@ -39,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
 WATCH_EVERY_S = 0.05  # children without a group can outgrow their limit only for so long
-GPU_LOOK_EVERY_S = 2.0
-GPU_TAKEN_SHARE = 0.10  # of a card: what other programs must take more before it is an event
 
 
 class GivesBack(Protocol):
@@ -48,7 +46,7 @@ class GivesBack(Protocol):
 
     def set_admitting(self, admitting: bool, reason: str = "") -> None: ...
     async def drop_caches(self) -> int: ...
-    async def unload_idle(self) -> list[str]: ...
+    async def unload_idle(self, device: str | None = None, seen: Collection[str] = ()) -> list[str]: ...
     async def stop_youngest(self, reason: str) -> str | None: ...
 
 
@@ -104,9 +102,7 @@ class Guarding:
         self._ladder = Ladder()
         self._groups = shared_groups(ceilings)
         self._pressure = PressureMeter(groups=self._groups)
-        self._gpus = GpuMeter()
-        self._gpus_read_s = float("-inf")
-        self._others_on_gpu: dict[int, int] = {}
+        self._gpus = GpuGuard(fleet, supervisor, events=events, stats=stats, model_of=model_of)
         self._starting: set[str] = set()
         self._fired = asyncio.Event()
         supervisor.on_state(self._engine_changed)
@@ -142,7 +138,7 @@ class Guarding:
 
     async def look(self, now_s: float) -> Step | None:
         """One reading and the step it asks for, if any."""
-        self._read_gpus(now_s)
+        await self._gpus.look(now_s)
         reading = self.reading(now_s)
         step = self._ladder.climb(reading)
         if step is not None:
@@ -250,22 +246,3 @@ class Guarding:
             self._events.add(
                 "memory_limit", text, model=model_id, limit_bytes=hit.limit_bytes, peak_bytes=hit.peak_bytes
             )
-
-    def _read_gpus(self, now_s: float) -> None:
-        """What others take on the cards; a leap of it is an event, since no step of ours caused it."""
-        if now_s - self._gpus_read_s < GPU_LOOK_EVERY_S:
-            return
-        self._gpus_read_s = now_s
-        cards = self._gpus.read(self._pids())
-        self._stats.gpus = [
-            (str(card.index), {"free": card.free_bytes, "own": card.own_bytes, "others": card.others_bytes})
-            for card in cards
-        ]
-        for card in cards:
-            before_bytes = self._others_on_gpu.setdefault(card.index, card.others_bytes)
-            if abs(card.others_bytes - before_bytes) < GPU_TAKEN_SHARE * card.total_bytes:
-                continue
-            self._others_on_gpu[card.index] = card.others_bytes
-            if card.others_bytes > before_bytes:
-                text = f"other programs hold {size_text(card.others_bytes)} of GPU {card.index} ({card.name})"
-                self._events.add("gpu_taken", text, others_bytes=card.others_bytes, free_bytes=card.free_bytes)

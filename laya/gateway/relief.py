@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import gc
 import os
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import psutil
@@ -59,9 +60,14 @@ class Relief:
             trim(0)
         return int(max(0, before_bytes - own.memory_info().rss))
 
-    async def unload_idle(self) -> list[str]:
-        """Unload the longest unused of the idle models; gives its id, or nothing. Pinned models stay."""
+    async def unload_idle(self, device: str | None = None, seen: Collection[str] = ()) -> list[str]:
+        """Unload the longest unused of the idle models; gives its id, or nothing. Pinned models stay.
+
+        device: only what holds memory of that, by its plan or because it was `seen` there.
+        """
         for idle in self._fleet.leaving_order(None, at_once=True):
+            if device and idle.name not in seen and not self._fleet.ledger.held_by(idle.name, device):
+                continue
             await self._fleet.unload(idle, deadline_s=0.0)
             return [idle.name]
         return []

@@ -19,7 +19,7 @@ from laya.memory.engine_facts import LLAMA_SERVER, EngineFacts, built_in_engine
 from laya.memory.facts import ModelFacts, facts_before_download, read_facts
 from laya.memory.fit import fit
 from laya.memory.gguf import GgufHeader, read_header
-from laya.memory.gpu import GpuMeter
+from laya.memory.gpu import GpuMemory, GpuMeter
 from laya.memory.guard import Ladder, Reading, Step, ceiling_bytes
 from laya.memory.hf import HfFacts, facts_of_hf
 from laya.memory.ledger import THREADS, Ledger
@@ -45,6 +45,7 @@ __all__ = [
     "Correction",
     "EngineFacts",
     "GgufHeader",
+    "GpuMemory",
     "GpuMeter",
     "HfFacts",
     "Ladder",

@@ -12,6 +12,11 @@ from typing import Any
 
 import msgspec
 
+from laya.types import MIB
+
+# Left free of each card by every plan.
+KEPT_FREE_BYTES, KEPT_FREE_SHARE = 512 * MIB, 0.03
+
 
 class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     """One card, in bytes."""
@@ -21,11 +26,17 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
     free_bytes: int
     own_bytes: int  # held by our engines
+    held_by: dict[int, int] = {}  # the same, by their processes
 
     @property
     def others_bytes(self) -> int:
         """Held by other programs and the driver."""
         return max(0, self.total_bytes - self.free_bytes - self.own_bytes)
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether less is free than plans leave free for drivers and other programs."""
+        return self.free_bytes < max(KEPT_FREE_BYTES, round(KEPT_FREE_SHARE * self.total_bytes))
 
 
 class GpuMeter:
@@ -43,7 +54,7 @@ class GpuMeter:
                 self._library = None
 
     def read(self, own_pids: Collection[int] = ()) -> list[GpuMemory]:
-        """Every card that answers; `own_pids` are those of our engines."""
+        """Every card that answers; `own_pids` are those of our engines and all they started."""
         if self._library is None:
             return []
         cards = []
@@ -58,13 +69,21 @@ class GpuMeter:
         library = self._library
         handle = library.nvmlDeviceGetHandleByIndex(index)
         memory, name = library.nvmlDeviceGetMemoryInfo(handle), library.nvmlDeviceGetName(handle)
-        running = library.nvmlDeviceGetComputeRunningProcesses(handle)
+        held_by: dict[int, int] = {}
+        for list_processes in (
+            library.nvmlDeviceGetComputeRunningProcesses,
+            library.nvmlDeviceGetGraphicsRunningProcesses,  # engines that compute by Vulkan are here
+        ):
+            for process in list_processes(handle):
+                if process.pid in own_pids:  # what is in both lists holds the same memory
+                    held_by[process.pid] = max(held_by.get(process.pid, 0), process.usedGpuMemory or 0)
         return GpuMemory(
             index=index,
             name=name.decode() if isinstance(name, bytes) else name,
             total_bytes=memory.total,
             free_bytes=memory.free,
-            own_bytes=sum(process.usedGpuMemory or 0 for process in running if process.pid in own_pids),
+            own_bytes=sum(held_by.values()),
+            held_by=held_by,
         )
 
 

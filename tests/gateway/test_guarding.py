@@ -158,21 +158,6 @@ def test_other_deaths_are_events_too(at_work: SimpleNamespace) -> None:
     assert told == [("engine_failed", text) for text in words]
 
 
-def test_what_others_take_of_a_gpu_is_an_event(at_work: SimpleNamespace) -> None:
-    card = SimpleNamespace(
-        index=0, name="RTX", total_bytes=24 * GIB, free_bytes=20 * GIB, own_bytes=0, others_bytes=4 * GIB
-    )
-    at_work.guarding._gpus = SimpleNamespace(read=lambda pids: [card])
-    at_work.guarding._read_gpus(0.0)
-    card.others_bytes, card.free_bytes = 9 * GIB, 15 * GIB
-    at_work.guarding._read_gpus(1.0)
-    assert at_work.events.after() == []
-    at_work.guarding._read_gpus(3.0)
-    (event,) = at_work.events.after()
-    assert (event.kind, event.figures["free_bytes"]) == ("gpu_taken", 15 * GIB)
-    assert at_work.stats.gpus == [("0", {"free": 15 * GIB, "own": 0, "others": 9 * GIB})]
-
-
 def test_events_are_kept_to_a_number_and_read_from_an_id() -> None:
     events = Events()
     for index in range(KEPT + 5):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,43 +221,19 @@ def test_trigger_is_set_on_this_kernel_and_quiet_at_first() -> None:
 # GPUs
 
 
-class StandInNvml:
-    """Two cards, the second one gone from the bus."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *, has_driver: bool = True) -> None:
-        self.has_driver = has_driver
-
-    def nvmlInit(self) -> None:
-        if not self.has_driver:
-            raise self.NVMLError
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        if index == 1:
-            raise self.NVMLError
-        return index
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        return SimpleNamespace(total=24 * GIB, free=10 * GIB)
-
-    def nvmlDeviceGetName(self, handle: int) -> bytes:
-        return b"RTX"
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
-        return [SimpleNamespace(pid=7, usedGpuMemory=9 * GIB), SimpleNamespace(pid=8, usedGpuMemory=None)]
+def test_gpu_memory_is_split_into_ours_free_and_that_of_others(nvml: Any) -> None:
+    """Two cards, the second one gone from the bus; a process that draws too is in both lists."""
+    card = {"name": "RTX", "total": 24 * GIB, "free": 10 * GIB}
+    compute, graphics = {"7": 9 * GIB, "8": None, "9": GIB}, {"9": GIB, "10": 2 * GIB}
+    nvml.play(card | {"compute": compute, "graphics": graphics}, {"is_lost": True})
+    (read,) = GpuMeter(nvml.library).read(own_pids={7, 9})
+    assert (read.index, read.name, read.free_bytes, read.own_bytes) == (0, "RTX", 10 * GIB, 10 * GIB)
+    assert (read.others_bytes, read.held_by, read.is_tight) == (4 * GIB, {7: 9 * GIB, 9: GIB}, False)
+    nvml.play(card | {"free": 700 * MIB})
+    assert GpuMeter(nvml.library).read()[0].is_tight
 
 
-def test_gpu_memory_is_split_into_ours_free_and_that_of_others() -> None:
-    (card,) = GpuMeter(StandInNvml()).read(own_pids={7})
-    assert (card.index, card.name, card.free_bytes, card.own_bytes) == (0, "RTX", 10 * GIB, 9 * GIB)
-    assert card.others_bytes == 5 * GIB
-
-
-def test_machine_without_driver_or_library_has_no_gpus() -> None:
-    assert GpuMeter(StandInNvml(has_driver=False)).read() == []
+def test_machine_without_driver_or_library_has_no_gpus(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLAYED_NVML")
+    assert GpuMeter(nvml.library).read() == []
     assert isinstance(GpuMeter().read(), list)
