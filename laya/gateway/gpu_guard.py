@@ -65,7 +65,7 @@ class GpuGuard:
         for card in cards:
             self._tell(card)
             if self._is_short(card):
-                seen = {name for name, own in families.items() if not card.held_by.keys().isdisjoint(own)}
+                seen = {name for name, own in families.items() if not card.process_bytes.keys().isdisjoint(own)}
                 await self._relieve(card, seen)
 
     def _tell(self, card: GpuMemory) -> None:

@@ -14,7 +14,6 @@ import msgspec
 
 from laya.types import MIB
 
-# Left free of each card by every plan.
 KEPT_FREE_BYTES, KEPT_FREE_SHARE = 512 * MIB, 0.03
 
 
@@ -26,7 +25,7 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
     free_bytes: int
     own_bytes: int  # held by our engines
-    held_by: dict[int, int] = {}  # the same, by their processes
+    process_bytes: dict[int, int] = {}  # the same, by their processes
 
     @property
     def others_bytes(self) -> int:
@@ -34,9 +33,14 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, self.total_bytes - self.free_bytes - self.own_bytes)
 
     @property
+    def kept_free_bytes(self) -> int:
+        """Left to drivers and other programs by every plan."""
+        return max(KEPT_FREE_BYTES, round(KEPT_FREE_SHARE * self.total_bytes))
+
+    @property
     def is_tight(self) -> bool:
-        """Whether less is free than plans leave free for drivers and other programs."""
-        return self.free_bytes < max(KEPT_FREE_BYTES, round(KEPT_FREE_SHARE * self.total_bytes))
+        """Whether less is free than plans leave."""
+        return self.free_bytes < self.kept_free_bytes
 
 
 class GpuMeter:
@@ -69,21 +73,21 @@ class GpuMeter:
         library = self._library
         handle = library.nvmlDeviceGetHandleByIndex(index)
         memory, name = library.nvmlDeviceGetMemoryInfo(handle), library.nvmlDeviceGetName(handle)
-        held_by: dict[int, int] = {}
+        process_bytes: dict[int, int] = {}
         for list_processes in (
             library.nvmlDeviceGetComputeRunningProcesses,
             library.nvmlDeviceGetGraphicsRunningProcesses,  # engines that compute by Vulkan are here
         ):
             for process in list_processes(handle):
                 if process.pid in own_pids:  # what is in both lists holds the same memory
-                    held_by[process.pid] = max(held_by.get(process.pid, 0), process.usedGpuMemory or 0)
+                    process_bytes[process.pid] = max(process_bytes.get(process.pid, 0), process.usedGpuMemory or 0)
         return GpuMemory(
             index=index,
             name=name.decode() if isinstance(name, bytes) else name,
             total_bytes=memory.total,
             free_bytes=memory.free,
-            own_bytes=sum(held_by.values()),
-            held_by=held_by,
+            own_bytes=sum(process_bytes.values()),
+            process_bytes=process_bytes,
         )
 
 

@@ -228,7 +228,7 @@ def test_gpu_memory_is_split_into_ours_free_and_that_of_others(nvml: Any) -> Non
     nvml.play(card | {"compute": compute, "graphics": graphics}, {"is_lost": True})
     (read,) = GpuMeter(nvml.library).read(own_pids={7, 9})
     assert (read.index, read.name, read.free_bytes, read.own_bytes) == (0, "RTX", 10 * GIB, 10 * GIB)
-    assert (read.others_bytes, read.held_by, read.is_tight) == (4 * GIB, {7: 9 * GIB, 9: GIB}, False)
+    assert (read.others_bytes, read.process_bytes, read.is_tight) == (4 * GIB, {7: 9 * GIB, 9: GIB}, False)
     nvml.play(card | {"free": 700 * MIB})
     assert GpuMeter(nvml.library).read()[0].is_tight
 
