@@ -84,7 +84,14 @@ def _check_remote(entry: ModelConfig, document: Document, where: KeyPath) -> Non
     for name, value in entry.headers.items():
         if not name.replace("-", "").replace("_", "").isalnum() or not value.isprintable() or not value.isascii():
             raise _error(document, (*where, "headers", name), "it is no header")
-        if name.lower() in ("authorization", "host", "content-length", "transfer-encoding", "connection"):
+        if name.lower() in (
+            "authorization",
+            "host",
+            "content-length",
+            "transfer-encoding",
+            "connection",
+            "accept-encoding",
+        ):
             hint = "use key_env or key_file" if name.lower() == "authorization" else "Laya says it"
             raise _error(document, (*where, "headers", name), hint)
     if entry.replicas not in (UNSET, None):

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 _ENCODER = msgspec.json.Encoder()
+MOST_COUNTED_TOKENS = 2**40  # of one answer; who says more does not count
 
 
 class UsageSum:
@@ -30,16 +31,16 @@ class UsageSum:
 
     def add(self, usage: dict[str, Any]) -> None:
         self.n_events += 1
-        prompt_tokens = int(usage.get("prompt_tokens") or 0)
-        details = usage.get("prompt_tokens_details") or {}
-        cached_tokens = int(details.get("cached_tokens") or 0)
+        prompt_tokens = _counted(usage.get("prompt_tokens"))
+        details = usage.get("prompt_tokens_details")
+        cached_tokens = _counted(details.get("cached_tokens")) if isinstance(details, dict) else 0
         if self.n_prompts > 1:
             self.prompt_tokens += prompt_tokens
             self.cached_tokens += cached_tokens
         else:  # what a second choice finds cached is what the first one has just read
             self.prompt_tokens = max(self.prompt_tokens, prompt_tokens)
             self.cached_tokens = min(self.cached_tokens, cached_tokens) if self.n_events > 1 else cached_tokens
-        self.completion_tokens += int(usage.get("completion_tokens") or 0)
+        self.completion_tokens += _counted(usage.get("completion_tokens"))
 
     def as_dict(self) -> dict[str, Any]:
         n_times = self.n_choices if self.n_prompts > 1 and self.n_events > 1 else 1  # that each prompt was counted
@@ -50,6 +51,11 @@ class UsageSum:
             "total_tokens": prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens // n_times},
         }
+
+
+def _counted(said: Any) -> int:
+    """A number of tokens; 0 for what is none."""
+    return said if isinstance(said, int) and 0 <= said <= MOST_COUNTED_TOKENS else 0
 
 
 class _Choice:
@@ -79,6 +85,12 @@ class Assembler:
 
     def add(self, event: dict[str, Any]) -> None:
         """One event. Progress and usage events carry no choice text and only leave their timings."""
+        try:
+            self._add(event)
+        except (AttributeError, TypeError, ValueError):
+            self.error = {"message": "the engine sent an event of another form than OpenAI's"}
+
+    def _add(self, event: dict[str, Any]) -> None:
         if not self.meta:
             self.meta = {
                 name: event[name] for name in ("id", "created", "model", "system_fingerprint") if name in event

@@ -4,7 +4,10 @@ or the engine's own trouble. Knows how llama.cpp puts each of them.
 
 from __future__ import annotations
 
+import math
 import re
+import time
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,7 +31,10 @@ if TYPE_CHECKING:
 _UNREADABLE = re.compile(r"(?i)failed to parse (?!input)|unable to generate parser|json.?schema|json\.exception\.")
 # OpenAI's words for a prompt that is too long, and vLLM's
 _TOO_LONG = re.compile(r"maximum (context|model) length (is|of) \d+")
+_WRONG = (400, 413, 422)  # of another's engine: what is wrong with a request
 SAID_LIMIT_CHARS = 500
+LONGEST_WAIT_S = 86400.0
+KEY_PLACE = "(the key)"
 
 
 class _TooLongThere(InvalidRequest):
@@ -47,15 +53,21 @@ def _who_sees(exchange: Exchange) -> str:
     return f". Models here that see: {', '.join(able)}." if able else ". No model here sees: none has an 'mmproj'."
 
 
+def who_of(exchange: Exchange) -> str:
+    return f"The {'server' if exchange.is_remote else 'engine'} of '{model_of(exchange)}'"
+
+
 def engine_error(status: int, headers: dict[bytes, bytes], body: bytes, exchange: Exchange) -> LayaError:
     """What an engine answered instead of an answer, as one of Laya's. Its own faults and limits let another try."""
-    who = f"The {'server' if exchange.is_remote else 'engine'} of '{model_of(exchange)}'"
-    retry_s = _retry_after_s(headers)
-    if status in _REFUSALS or 300 <= status < 400 or (exchange.is_remote and status >= 500 and status != 501):
-        said = _fields(body).get("message") or f"status {status} without a reason"
-        return _own_fault(status, who, str(said)[:SAID_LIMIT_CHARS], retry_s)
-    error = _fields(body)
-    message = str(error.get("message") or f"{who} refused the request: status {status} without a reason")
+    who, retry_s, error = who_of(exchange), _retry_after_s(headers), said_error(body, exchange)
+    is_ours = exchange.endpoint is None or exchange.endpoint.is_llamacpp
+    if status < 300:
+        return EngineRefused(f"{who} answers {status}, which is no answer.")
+    is_refusal = status in _REFUSALS or status < 400 or (400 <= status < 500 and not is_ours and status not in _WRONG)
+    if is_refusal or (exchange.is_remote and status >= 500 and status != 501):
+        said = error.get("message") or f"status {status} without a reason"
+        return _own_fault(status, who, said[:SAID_LIMIT_CHARS], retry_s)
+    message = error.get("message") or f"{who} refused the request: status {status} without a reason"
     n_ctx, n_prompt_tokens = error.get("n_ctx"), error.get("n_prompt_tokens")
     if error.get("type") == "exceed_context_size_error" and isinstance(n_ctx, int) and isinstance(n_prompt_tokens, int):
         return ContextLengthExceeded(n_ctx, n_prompt_tokens)
@@ -73,6 +85,12 @@ def engine_error(status: int, headers: dict[bytes, bytes], body: bytes, exchange
     return EngineFailed(f"{who} failed: {message}", retry_after_s=retry_s)
 
 
+def own_failure(body: bytes, exchange: Exchange) -> LayaError:
+    """An error that an engine put into an answer with status 200."""
+    said = said_error(body, exchange).get("message") or "it gives no reason"
+    return EngineFailed(f"{who_of(exchange)} failed: {said[:SAID_LIMIT_CHARS]}")
+
+
 # What no request of a client's is to blame for: Laya chose the engine, its key, its path and the model's name there.
 _REFUSALS = {
     401: "refused Laya's key",
@@ -83,6 +101,7 @@ _REFUSALS = {
     408: "waited too long for the request",
     429: "takes no more requests now",
 }
+_OTHER_REFUSAL = "does not take the request"
 
 
 def _own_fault(status: int, who: str, said: str, retry_s: float | None) -> EngineFailed:
@@ -94,16 +113,43 @@ def _own_fault(status: int, who: str, said: str, retry_s: float | None) -> Engin
         return EngineRefused(f"{who} redirects ({status}), and redirects are not followed.")
     if status in (401, 403):  # its words may quote the key
         return EngineRefused(f"{who} {_REFUSALS[status]} ({status}).")
-    return EngineRefused(f"{who} {_REFUSALS[status]} ({status}): {said}", retry_after_s=retry_s)
+    refusal = _REFUSALS.get(status, _OTHER_REFUSAL)
+    return EngineRefused(f"{who} {refusal} ({status}): {said}", retry_after_s=retry_s)
+
+
+def said_error(body: bytes, exchange: Exchange) -> dict[str, Any]:
+    """The error of a body, by any of the ways that servers put it; its message is text without the key."""
+    error = _fields(body)
+    address = exchange.endpoint.pool.address if exchange.endpoint is not None and exchange.endpoint.pool else None
+    if message := error.get("message"):
+        message = str(message)
+        if address is not None and address.api_key:
+            message = message.replace(address.api_key, KEY_PLACE)
+        error["message"] = message
+    return error
 
 
 def _fields(body: bytes) -> dict[str, Any]:
-    """Of OpenAI's envelope; a mere text is a message."""
+    """Of OpenAI's envelope, of FastAPI's (`detail`), of what vLLM had (no envelope), of mere text."""
     try:
-        error = msgspec.json.decode(body, type=dict[str, Any]).get("error") or {}
-    except msgspec.DecodeError:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        text = body.decode(errors="replace").strip()
+        return {} if text.startswith("<") else {"message": text}  # a page is for people
+    if not isinstance(answer, dict):
         return {}
-    return error if isinstance(error, dict) else {"message": str(error)}
+    error = answer.get("error") or answer.get("detail") or answer
+    if isinstance(error, list):
+        return {"message": "; ".join(map(_detail, error))}
+    return dict(error) if isinstance(error, dict) else {"message": str(error)}
+
+
+def _detail(fault: Any) -> str:
+    """`body.messages: field required`, as FastAPI has it."""
+    if not isinstance(fault, dict):
+        return str(fault)
+    where = ".".join(map(str, fault.get("loc") or ()))
+    return f"{where}: {fault.get('msg')}" if where else str(fault.get("msg"))
 
 
 def _text(value: object) -> str | None:
@@ -111,6 +157,15 @@ def _text(value: object) -> str | None:
 
 
 def _retry_after_s(headers: dict[bytes, bytes]) -> float | None:
-    """Seconds, as most say it; a date is left aside."""
-    said = headers.get(b"retry-after", b"")
-    return float(said) if said.isdigit() else None
+    """Seconds, by any of the ways to say it: a number, a date, OpenAI's milliseconds."""
+    said = headers.get(b"retry-after", b"").decode("latin-1").strip()
+    try:
+        if milliseconds := headers.get(b"retry-after-ms"):
+            wait_s = float(milliseconds) / 1000
+        elif said.endswith("GMT"):
+            wait_s = parsedate_to_datetime(said).timestamp() - time.time()
+        else:
+            wait_s = float(said)
+    except ValueError:
+        return None
+    return min(max(wait_s, 0.0), LONGEST_WAIT_S) if math.isfinite(wait_s) else None

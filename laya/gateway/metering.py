@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import msgspec
 
 from laya.errors import RateLimitExceeded
+from laya.gateway.assemble import MOST_COUNTED_TOKENS
 
 if TYPE_CHECKING:
     from laya.gateway.endpoint import Endpoint
@@ -22,11 +23,14 @@ MINUTE_S = 60.0
 _SMOOTHING = 0.2  # weight of the newest request in the running mean of how long they take
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNTED_TOKENS)]
+
+
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    input_tokens: int = 0  # as an answer of decisions calls them
-    output_tokens: int = 0
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
+    input_tokens: _Count = 0  # as an answer of decisions calls them
+    output_tokens: _Count = 0
 
 
 class _Answer(msgspec.Struct):
@@ -195,7 +199,7 @@ def read_usage(exchange: Exchange, body: bytes) -> None:
     """Keep what a whole answer, relayed as it is, says of the tokens that it took."""
     try:
         usage = _ANSWER.decode(body).usage
-    except msgspec.DecodeError:  # what was charged stays charged
+    except (msgspec.DecodeError, RecursionError):  # what was charged stays charged
         return
     if usage is not None:
         exchange.prompt_tokens = usage.prompt_tokens or usage.input_tokens

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from laya.gateway.counting import Counting
 from laya.gateway.outbox import Outbox
-from laya.gateway.upstream import UpstreamConnection
+from laya.gateway.upstream import ANSWER_LIMIT_BYTES, UpstreamConnection
 from laya.types import EngineAddress
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ class UpstreamPool:
         self.counting = Counting(self.fetch)
         key = f"authorization: Bearer {address.api_key}\r\n" if address.api_key else ""
         more = "".join(f"{name}: {value}\r\n" for name, value in address.headers)
+        if address.is_remote:  # who says nothing may be sent any coding
+            more += "accept-encoding: identity\r\n"
         self._base = f" {address.base_path}/".encode() if address.base_path != OPENAI_BASE else None
         host = f"[{address.host}]" if ":" in address.host else address.host
         if not (address.tls is not None and address.port == HTTPS_PORT):  # some servers know their bare name alone
@@ -130,11 +132,15 @@ class UpstreamPool:
         connection.send(request, _Collector(future))
         try:
             return await asyncio.wait_for(future, deadline_s)
-        except (asyncio.TimeoutError, asyncio.CancelledError) as error:
+        except (asyncio.TimeoutError, asyncio.CancelledError, AnswerTooLarge) as error:
             connection.abort()
-            if isinstance(error, asyncio.CancelledError):
+            if not isinstance(error, asyncio.TimeoutError):
                 raise
             raise OSError(f"no answer within {deadline_s:.0f} s") from None
+
+
+class AnswerTooLarge(OSError):
+    """More than is held of any answer."""
 
 
 class _ClosedUnread(ConnectionError):
@@ -151,6 +157,7 @@ class _Collector:
         self._future = future
         self._status = 0
         self._parts: list[bytes] = []
+        self._n_bytes = 0
 
     def on_whole(self, content_type: bytes | None, body: bytes) -> None:
         self.on_head(200, {})
@@ -161,7 +168,11 @@ class _Collector:
         self._status = status
 
     def on_data(self, data: bytes) -> None:
-        self._parts.append(data)
+        self._n_bytes += len(data)
+        if self._n_bytes <= ANSWER_LIMIT_BYTES:
+            self._parts.append(data)
+        elif not self._future.done():  # `_answer` drops the connection
+            self._future.set_exception(AnswerTooLarge(f"its answer has more than {ANSWER_LIMIT_BYTES} bytes"))
 
     def on_asked(self) -> None:
         """It waits."""

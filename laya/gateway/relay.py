@@ -2,8 +2,8 @@
 
 `StreamRelay`: a stream for a client that streams. `AssembledAnswer`: a stream for a client that wants the answer whole.
 `RawAnswer`: bytes as they come, from engines that notice when a client of a whole answer leaves. `EngineError`: any
-status but 200, put into Laya's own words. Which one an answer goes is `relay_choice.py`. Knows the exchange and the
-engine's events, and no other step.
+status but 200, put into Laya's own words. Which one an answer goes is `relay_choice.py`; what other engines than
+Laya's own say instead of an answer is `relay_others.py`'s. Knows the exchange and the engine's events, no other step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from laya.gateway.assemble import Assembler, UsageSum, encode
 from laya.gateway.body import ChatHead, ParsedBody
 from laya.gateway.engine_errors import engine_error, model_of
 from laya.gateway.metering import read_usage
-from laya.gateway.renaming import renamed
 from laya.gateway.sse import AnswerReader, EventReader, StreamFilter, event_bytes
 from laya.gateway.tool_events import CallAssembler, calls_of
 from laya.types import EndpointKind
@@ -190,17 +189,6 @@ class StreamRelay(Relay):
             self.exchange.fail(self._engine_said({"message": "its stream ended before its answer did"}))
 
 
-class RemoteStream(StreamRelay):
-    """A stream from another server: it may come through TLS, so that nothing native reads it."""
-
-    def on_asked(self) -> None:
-        """It stays here."""
-
-    @property
-    def is_steady(self) -> bool:
-        return False
-
-
 class AssembledAnswer(Relay):
     """Stream in, whole answer out."""
 
@@ -210,6 +198,7 @@ class AssembledAnswer(Relay):
         parsed, endpoint = exchange.parsed, exchange.endpoint
         assert parsed is not None and endpoint is not None
         self._own_name = own_name
+        self.is_ours = endpoint.is_llamacpp
         self._reader = AnswerReader(usage_of(parsed))
         is_chat = isinstance(parsed.head, ChatHead)
         n_top_logprobs = None if is_chat and not endpoint.is_llamacpp else parsed.n_top_logprobs
@@ -246,7 +235,10 @@ class AssembledAnswer(Relay):
         parsed = self.exchange.parsed
         assert parsed is not None
         if not parsed.wants_stream:
-            self.exchange.respond(200, encode(self._assembler.answer(usage)), "served")
+            answer = self._assembler.answer(usage)
+            if not self._reader.usage.n_events and not self.is_ours:  # it said nothing of it, which is not 0
+                del answer["usage"]
+            self.exchange.respond(200, encode(answer), "served")
             return
         last = self._assembler.answer_as_event()
         out = event_bytes(last)
@@ -290,24 +282,6 @@ class RawAnswer(Relay):
             self.exchange.end(b"", "served")
         else:
             self.on_whole(self._type, self._whole)
-
-
-class RenamedAnswer(Relay):
-    """A whole answer of an engine that calls the model by another name: read to its end, for that one field."""
-
-    def __init__(self, exchange: Exchange, own_name: str) -> None:
-        super().__init__(exchange)
-        self._own_name = own_name
-        self._parts: list[bytes] = []
-
-    def on_good_data(self, data: bytes) -> None:
-        self.exchange.first_token_s = self.exchange.first_token_s or time.monotonic()
-        self._parts.append(data)
-
-    def on_good_end(self) -> None:
-        body = b"".join(self._parts)
-        read_usage(self.exchange, body)
-        self.exchange.respond(200, renamed(body, self._own_name), "served")
 
 
 def relay_taken(exchange: Exchange, wants_usage: bool | None) -> Relay:

@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laya.gateway.body import ChatHead
-from laya.gateway.relay import (
-    AssembledAnswer,
-    RawAnswer,
-    Relay,
-    RemoteStream,
-    RenamedAnswer,
-    StreamRelay,
-    usage_of,
-)
+from laya.gateway.relay import AssembledAnswer, RawAnswer, Relay, StreamRelay, usage_of
+from laya.gateway.relay_others import OtherAnswer, OtherStream, RemoteStream, WholeAnswer
 from laya.gateway.sse import StreamFilter
 from laya.gateway.tool_events import CallFilter, calls_of
 
@@ -56,9 +49,7 @@ def relay_for_others(exchange: Exchange, parsed: ParsedBody, address: EngineAddr
     if parsed.generates and parsed.wants_stream and exchange.endpoint.settings.enable_streaming:
         wants_usage = parsed.wants_usage_event
         events = StreamFilter(usage_of(parsed), wants_usage=wants_usage, own_name=own_name)
-        if address.is_remote:
-            return RemoteStream(exchange, events)
-        return StreamRelay(exchange, events)
+        return RemoteStream(exchange, events) if address.is_remote else OtherStream(exchange, events)
     if not parsed.generates or (not parsed.wants_stream and address.cancels_whole):
-        return RawAnswer(exchange) if own_name is None else RenamedAnswer(exchange, own_name)
-    return AssembledAnswer(exchange, own_name)
+        return RawAnswer(exchange) if own_name is None else WholeAnswer(exchange, own_name)
+    return OtherAnswer(exchange, own_name)

@@ -24,7 +24,7 @@ def renamed(body: bytes, name: str) -> bytes:
     """A whole answer with the model's own name; as it came where it is none or is no JSON object."""
     try:
         fields = _FIELDS.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return body
     if "model" not in fields:
         return body

@@ -81,7 +81,7 @@ class EventReader:
             return None
         try:
             event = _DECODER.decode(payload)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             self.error = {"message": "the engine sent an event that is not JSON"}
             return None
         if error := event.get("error"):
@@ -91,7 +91,7 @@ class EventReader:
             self.prefill_done = int(progress.get("processed") or 0)
             self.prefill_total = int(progress.get("total") or 0)
             return None
-        if usage := event.pop("usage", None):
+        if (usage := event.pop("usage", None)) and isinstance(usage, dict):
             self.usage.add(usage)
             self.usage_event = event
             if not event.get("choices"):

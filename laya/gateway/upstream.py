@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import httptools
 
 from laya.gateway.plain import read_plain_answer
+from laya.types import KIB, MIB
 
 if TYPE_CHECKING:
     from laya.gateway.pool import UpstreamPool
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 _TCP_INFO_BYTES, _BYTES_RECEIVED_AT = 136, 128  # struct tcp_info of linux/tcp.h, tcpi_bytes_received
 _BYTES_RECEIVED = struct.Struct("=Q")
 _FAULT = "Laya could not relay its answer"
+HEAD_LIMIT_BYTES = 256 * KIB  # of an answer; proxies before other servers say a lot, but not this much
+ANSWER_LIMIT_BYTES = 128 * MIB  # of one that is held here until it is whole: 2048 embeddings as text take half of it
 
 
 class AnswerHandler(Protocol):
@@ -60,6 +63,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._ended: AnswerHandler | None = None  # whose answer is complete in the bytes that are being parsed
         self._pieces: list[bytes] = []  # of a body, as they are parsed
         self._got_bytes = False
+        self._n_head_bytes: int | None = 0  # of an answer whose head is not whole yet
         self._keep = False
         self._until_closed = False  # the end of the connection is the end of the answer
         self._is_chunk_whole = False  # the last that was parsed is the end of a chunk
@@ -76,6 +80,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._handler = handler
         self._got_bytes = self._until_closed = self._is_chunk_whole = self.is_at_boundary = False
         self._headers = {}
+        self._n_head_bytes = 0
         self.n_uses += 1
         self._pool.outbox.write(self._transport, request)
         handler.on_asked()
@@ -125,6 +130,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._handler = handler
         self._got_bytes = self._until_closed = self._is_chunk_whole = self.is_at_boundary = False
         self._headers = {}
+        self._n_head_bytes = 0
         self.n_uses += n_uses
         if unsent and self.is_open:
             self._transport.write(unsent)
@@ -199,6 +205,11 @@ class UpstreamConnection(asyncio.Protocol):
                 self.abort()
         except Exception as error:
             self._give_up(error)
+        if self._n_head_bytes is not None and self._handler is not None:
+            self._n_head_bytes += len(data)
+            if self._n_head_bytes > HEAD_LIMIT_BYTES:
+                self._break(f"the head of its answer has no end within {HEAD_LIMIT_BYTES} bytes")
+                self.abort()
         self.is_at_boundary = self._is_chunk_whole and data.endswith(b"\r\n")
         ended, self._ended = self._ended, None
         if ended is not None:
@@ -252,6 +263,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         sized = b"content-length" in self._headers
         self._until_closed = not sized and b"transfer-encoding" not in self._headers
+        self._n_head_bytes = None
         self._keep = (sized or self._pool.address.keeps_streams) and bool(self._parser.should_keep_alive())
         self._handler.on_head(status, self._headers)
 

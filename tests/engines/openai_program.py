@@ -30,6 +30,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hold", type=int, default=0, help="MiB it takes at its first request but the start's")
     parser.add_argument("--by-child", action="store_true", help="another process of it takes what --hold says")
     parser.add_argument("--child", action="store_true", help="start a process that holds 32 MiB and sleeps")
+    parser.add_argument("--no-streams", action="store_true", help="answer whole, whatever it is asked for")
     parser.add_argument("--moody", action="store_true", help="a request that says hang or stall gets that")
     parser.add_argument("--leaves", action="store_true", help="start a process that steps out of its session")
     parser.add_argument("--detached", action="store_true", help="and whose parent has ended")
@@ -117,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
         usage = {"prompt_tokens": 5, "completion_tokens": len(words), "total_tokens": 5 + len(words)}
         reason = "tool_calls" if "tool_calls" in message else "stop"
         meta = {"id": "chatcmpl-1", "created": 1, "model": ARGS.model}
-        if not body.get("stream"):
+        if not body.get("stream") or ARGS.no_streams:
             choice = {"index": 0, "message": message, "finish_reason": reason}
             return meta | {"object": "chat.completion", "choices": [choice], "usage": usage}, 200
         self.stream(meta, message, words, reason, usage if body.get("stream_options") else None)

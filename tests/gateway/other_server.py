@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import ssl
@@ -17,10 +18,12 @@ USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
 
 
 class OtherServer:
-    """`mode`: "", 500, 429, 401, redirect, hang, drop (mid-body). Requests that came are in `heads` and `bodies`."""
+    """`mode`: "", 500, 429, 401, redirect, hang, drop (mid-body), raw: `raw` as it is, `raw_again` until the client has
+    left. Requests that came are in `heads` and `bodies`."""
 
     def __init__(self, cert: Path | None = None, base: str = "/v1") -> None:
         self.mode = ""
+        self.raw = self.raw_again = b""
         self.base = base
         self.forward_to: str | None = None  # a base URL that gets what comes, as by a proxy
         self.heads: list[dict[str, str]] = []
@@ -74,6 +77,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply({}, 302, {"location": "https://elsewhere/v1"})
         elif other.mode == "hang":
             other.ended.wait()
+        elif other.mode == "raw":
+            self.close_connection = True
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(other.raw)
+                while other.raw_again and not other.ended.is_set():
+                    self.wfile.write(other.raw_again)
         elif body.get("stream"):
             self._stream()
         else:

@@ -39,6 +39,10 @@ models:
     cmd: {python} {programs}/openai_program.py --port ${{PORT}} --any-model
     memory: 96MiB
     cancels_whole: true
+  no-streams:
+    engine: command
+    cmd: {python} {programs}/openai_program.py --port ${{PORT}} --model ${{MODEL}} --no-streams
+    memory: 96MiB
   oracle:
     engine: command
     cmd: {python} {programs}/openai_program.py --port ${{PORT}} --model ${{MODEL}}
@@ -122,6 +126,14 @@ def test_answers_carry_the_name_here_where_the_program_has_one_of_its_own(client
         assert client.chat.completions.create(model="nameless", messages=messages).model == "nameless"
     events = client.chat.completions.create(model="nameless", messages=messages, stream=True)
     assert {event.model for event in events} == {"nameless"}
+
+
+def test_program_without_streams_answers_whole_and_says_so_to_who_wants_one(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    answer = client.chat.completions.create(model="no-streams", messages=messages)
+    assert (answer.choices[0].message.content, answer.model) == ("Hello from a program", "no-streams")
+    with pytest.raises(openai.InternalServerError, match="answers whole where it was asked for a stream"):
+        client.chat.completions.create(model="no-streams", messages=messages, stream=True)
 
 
 def test_tools_pass_as_the_program_has_them(client: openai.OpenAI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ models:
   away: {{engine: remote, url: "http://127.0.0.1:9/v1", connect_timeout_s: 2}}
   half-away: {{engine: remote, urls: ["http://127.0.0.1:9/v1", {two}], model: their-model, key_file: {key}}}
   loop: {{engine: remote, url: {door}, key_file: {key}}}
+  odd: {{engine: remote, url: {one}, model: their-model, key_file: {key}, progress_timeout_s: 20}}
   unnamed: {{engine: remote, url: {one}, key_file: {key}}}
   keyless: {{engine: remote, url: {one}, key_env: LAYA_TEST_NO_SUCH_KEY}}
   local: {{engine: command, cmd: "{python} {program} --port ${{PORT}} --model ${{MODEL}} --seconds-a-word 0.2",
@@ -62,7 +64,7 @@ class Others:
 
     def renew(self) -> None:
         for other in (self.tls, self.one, self.two):
-            other.mode = ""
+            other.mode, other.raw, other.raw_again = "", b"", b""
             other.heads.clear()
             other.bodies.clear()
 
@@ -88,6 +90,7 @@ def whole(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFac
     others.door.forward_to = f"{others.serving.url}/v1"
     yield others
     others.serving.stop()  # type: ignore[attr-defined]
+    assert not any("Traceback" in line for line in others.serving.said)  # type: ignore[attr-defined]
     for other in (others.tls, others.one, others.two, others.door):
         other.stop()
 
@@ -101,6 +104,14 @@ def others(whole: Others) -> Others:
 @pytest.fixture
 def client(others: Others) -> openai.OpenAI:
     return sdk(others.serving)
+
+
+@pytest.fixture
+def odd(others: Others) -> str:
+    """A model that nothing has failed yet: after a few faults in a row its address would get none for a while."""
+    with plain(others.serving) as http:
+        http.post("/admin/models/odd/unload").raise_for_status()
+    return "odd"
 
 
 def warm_up(others: Others, client: openai.OpenAI) -> None:
@@ -167,6 +178,126 @@ def test_what_one_address_fails_another_serves(others: Others, client: openai.Op
     others.one.mode = mode
     for _ in range(2):
         assert client.chat.completions.create(model="two", messages=USER).choices[0].message.content == "from afar"
+
+
+def http(body: bytes, status: str = "200 OK", *lines: str) -> bytes:
+    """An answer as it is on the wire."""
+    head = [f"HTTP/1.1 {status}", "content-type: application/json", f"content-length: {len(body)}", *lines, "", ""]
+    return "\r\n".join(head).encode() + body
+
+
+ERROR = b'{"error": {"message": "its own trouble"}}'
+LONG = b"This model's maximum context length is 4096 tokens. However, you requested 9000 tokens."
+NO_ANSWERS = {
+    "page": (http(b"<html>Please log in</html>"), 502, "answers with what is no answer: '<html>Please log in"),
+    "nothing": (http(b""), 502, "answers with what is no answer: ''"),
+    "list": (http(b"[1, 2]"), 502, "answers with what is no answer"),
+    "no choices": (http(b'{"id": "x", "model": "y"}'), 502, "answers with what is no answer"),
+    "deep": (http(b'{"choices": ' + b"[" * 99999 + b"]" * 99999 + b"}"), 502, "answers with what is no answer"),
+    "error with 200": (http(ERROR), 503, "failed: its own trouble"),
+    "zip": (http(gzip.compress(b"{}"), "200 OK", "content-encoding: gzip"), 502, r"compresses its answer \(gzip\)"),
+    "204": (b"HTTP/1.1 204 No Content\r\n\r\n", 502, "answers 204, which is no answer"),
+    "201": (http(b"{}", "201 Created"), 502, "answers 201, which is no answer"),
+    "402": (http(ERROR, "402 Payment Required"), 502, r"does not take the request \(402\): its own trouble"),
+    "half a head": (b"HTTP/1.1 200 OK\r\ncontent-ty", 502, "broke off: it closed the connection"),
+    "no HTTP": (b"SSH-2.0-OpenSSH\r\n", 502, "broke off: it sent what is not HTTP"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", NO_ANSWERS)
+def test_what_is_no_answer_is_the_servers_fault(
+    others: Others, client: openai.OpenAI, odd: str, name: str, stream: bool
+) -> None:
+    others.one.mode, (others.one.raw, status, words) = "raw", NO_ANSWERS[name]
+    with pytest.raises(openai.APIStatusError, match=words) as caught:
+        client.chat.completions.create(model=odd, messages=USER, stream=stream)
+    assert caught.value.status_code == status
+
+
+def test_what_is_no_answer_another_address_serves(others: Others, client: openai.OpenAI) -> None:
+    warm_up(others, client)
+    others.one.mode, others.one.raw = "raw", http(b"<html>Please log in</html>")
+    for _ in range(2):
+        assert client.chat.completions.create(model="two", messages=USER).choices[0].message.content == "from afar"
+        assert [*client.chat.completions.create(model="two", messages=USER, stream=True)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "words", "code"),
+    [
+        (http(b'{"detail": "no such field"}', "422 X"), "no such field", "invalid_request"),
+        (
+            http(b'{"detail": [{"loc": ["body", "top_k"], "msg": "too large"}]}', "422 X"),
+            "body.top_k: too large",
+            "invalid_request",
+        ),
+        (http(b'{"object": "error", "message": "too many images"}', "400 X"), "too many images", "invalid_request"),
+        (http(b"plain words", "400 X"), "plain words", "invalid_request"),
+        (http(b'{"error": {"message": "%b", "code": 400}}' % LONG, "400 X"), "4096 tokens", "context_length_exceeded"),
+        (
+            http(b'{"error": {"message": "long", "code": "context_length_exceeded"}}', "400 X"),
+            "long",
+            "context_length_exceeded",
+        ),
+        (
+            http(b'{"error": "the key %b is odd"}' % KEY.encode(), "400 X"),
+            r"the key \(the key\) is odd",
+            "invalid_request",
+        ),
+    ],
+)
+def test_words_of_a_refusal_are_found_however_they_are_put(
+    others: Others, client: openai.OpenAI, odd: str, raw: bytes, words: str, code: str
+) -> None:
+    others.one.mode, others.one.raw = "raw", raw
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        client.chat.completions.create(model=odd, messages=USER)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("line", "told_s"),
+    [
+        ("retry-after: 12.5", "12"),
+        ("retry-after: Fri, 31 Dec 2999 23:59:59 GMT", "86400"),
+        ("retry-after-ms: 4200", "4"),
+        ("retry-after: " + "9" * 400, "1"),
+        ("retry-after: soon", "1"),
+        ("retry-after: -5", "1"),
+    ],
+)
+def test_wait_is_told_however_it_is_put(
+    others: Others, client: openai.OpenAI, odd: str, line: str, told_s: str
+) -> None:
+    others.one.mode, others.one.raw = "raw", http(ERROR, "429 Too Many", line)
+    with pytest.raises(openai.RateLimitError) as caught:
+        client.chat.completions.create(model=odd, messages=USER)
+    assert caught.value.response.headers["retry-after"] == told_s
+
+
+@pytest.mark.parametrize(
+    ("raw", "again", "words"),
+    [
+        (b"HTTP/1.1 200 OK\r\nx: ", b"y" * 65536, "the head of its answer has no end"),
+        (b"HTTP/1.1 200 OK\r\n", b"x-more: y\r\n" * 4096, "the head of its answer has no end"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", b"y" * 1048576, "answers with more than 134217728 bytes"),
+    ],
+)
+def test_answer_without_an_end_does_not_fill_the_memory(
+    others: Others, client: openai.OpenAI, odd: str, raw: bytes, again: bytes, words: str
+) -> None:
+    others.one.mode, others.one.raw, others.one.raw_again = "raw", raw, again
+    with pytest.raises(openai.APIStatusError, match=words):
+        client.chat.completions.create(model=odd, messages=USER)
+
+
+def test_answer_whole_where_a_stream_was_asked_for_is_told(others: Others, client: openai.OpenAI, odd: str) -> None:
+    answer = b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}}], "usage": [1]}'
+    others.one.mode, others.one.raw = "raw", http(answer)
+    with pytest.raises(openai.APIStatusError, match="answers whole where it was asked for a stream"):
+        client.chat.completions.create(model=odd, messages=USER, stream=True)
+    assert client.chat.completions.create(model=odd, messages=USER).choices[0].message.content == "x"
 
 
 def test_wrong_requests_are_the_clients_and_leave_the_address_in_use(others: Others, client: openai.OpenAI) -> None:
