@@ -296,12 +296,24 @@ class EngineOutOfMemory(EngineFailed):
     code, type, http_status, exit_code = "engine_out_of_memory", "invalid_request_error", 422, 3
 
     def __init__(
-        self, model_id: str, limit_bytes: int, peak_bytes: int, suggestions: Sequence[str] = (), advice: str = ""
+        self,
+        model_id: str,
+        limit_bytes: int,
+        peak_bytes: int,
+        suggestions: Sequence[str] = (),
+        advice: str = "",
+        *,
+        on_gpu: bool = False,
     ) -> None:
-        """suggestions: flags with which it was planned to fit. advice: the same as sentences."""
+        """suggestions: flags with which it was planned to fit. advice: the same as sentences. on_gpu: it was a GPU's
+        memory that was too small."""
+        stopped = (
+            f"was stopped at its memory limit of {limit_bytes / 2**20:.1f} MiB ({limit_bytes} bytes): it held "
+            f"{peak_bytes} bytes and asked for more. "
+        )
         super().__init__(
-            f"The engine of '{model_id}' was stopped at its memory limit of {limit_bytes / 2**20:.1f} MiB "
-            f"({limit_bytes} bytes): it held {peak_bytes} bytes and asked for more. "
+            f"The engine of '{model_id}' "
+            + ("found too little memory on a GPU. " if on_gpu else stopped)
             + (advice or "Lower max_seq_len or max_num_seqs, or take a smaller model."),
             param="model",
             limit_bytes=limit_bytes,

@@ -263,13 +263,17 @@ def test_every_foreign_key_leads_to_a_key_of_ours() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("quantization: awq", "quantization 'awq': no engine here runs it yet; use a GGUF variant"),
+        ("quantization: awq", "quantization 'awq': llama.cpp does not run it: engine: vllm does"),
         ("quantization: q4_k_m", "choose it by the model's name"),
         ("gpus: [1, 1]", "gpus [1, 1]: each GPU is named once"),
         ("tensor_split: [0, 0]", "tensor_split [0.0, 0.0]: no GPU would get a layer"),
         ("gpus: [0, 1]\nmodels: {m: {tensor_split: [1]}}", "models.m.tensor_split: 1 shares for the 2 of gpus"),
         ("kv_cache_dtype: fp8", "kv_cache_dtype 'fp8': did you mean q8_0?"),
-        ("engine: vllm", "engine: expected command or llamacpp or remote, got 'vllm'"),
+        ("engine: tgi", "engine: expected command or llamacpp or remote or vllm, got 'tgi'"),
+        ("engine: vllm\nquantization: aqw", "quantization 'aqw': did you mean awq?"),
+        ("engine: vllm\nkv_cache_dtype: q8_0", "kv_cache_dtype 'q8_0': did you mean fp8?"),
+        ("models: {m: {engine: vllm, draft: x}}", "models.m.draft: is llama.cpp's; leave it out with engine: vllm"),
+        ("models: {m: {tensor_parallel_size: 2}}", "models.m.tensor_parallel_size: goes with engine: vllm"),
     ],
 )
 def test_a_value_that_cannot_be_honoured_is_refused(text: str, expected: str) -> None:

@@ -26,7 +26,7 @@ from laya.memory.params import read_params
 from laya.memory.plan_source import AS_GGUF, facts_anywhere
 from laya.memory.planner import Model
 from laya.memory.rates import MachineRates
-from laya.memory.vllm import usable_bytes
+from laya.memory.vllm_place import usable_bytes
 from laya.models import entries, home_path, is_config_alone, is_remote, open_remote, resolve
 from laya.types import AskedSettings, Plan, Task
 

@@ -22,7 +22,7 @@ from laya.memory import Budget, Machine, VllmSettings, plan_vllm
 from laya.memory.gpu import GpuMemory, GpuMeter
 from laya.memory.hf import HfFacts
 from laya.memory.plan_source import facts_anywhere
-from laya.memory.vllm import usable_bytes
+from laya.memory.vllm_place import usable_bytes
 from laya.models import home_path, is_remote, open_remote, resolve
 from laya.types import GIB, AskedSettings, Plan
 

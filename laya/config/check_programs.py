@@ -11,6 +11,7 @@ from laya.config.document import Document, KeyPath, dotted
 from laya.config.program import PROGRAM_KEYS, VARIABLES, unknown_variable, words_of
 from laya.config.remote import REMOTE_KEYS, read_url
 from laya.config.schema import Config, ModelConfig
+from laya.config.vllm import VLLM_KEYS
 from laya.errors import ConfigError, nearest
 
 # Settings of Laya's own engine, which others have flags of their own for, if they have them at all.
@@ -18,25 +19,31 @@ _LLAMACPP_ALONE = (
     "engine_path", "kv_cache_dtype", "kv_pool_tokens", "prompt_cache", "quantization", "gpu_layers", "experts_on_cpu",
     "gpus", "tensor_split", "mmap", "mmproj", "draft", "lora", "chat_template", "args",
 )  # fmt: skip
-_KEYS_OF = {"command": PROGRAM_KEYS, "remote": REMOTE_KEYS}
+_KEYS_OF = {"command": PROGRAM_KEYS, "remote": REMOTE_KEYS, "vllm": VLLM_KEYS}
+# Settings that are llama.cpp's alone, so that vLLM has no flag for them either.
+_NOT_VLLMS = (
+    "kv_pool_tokens", "prompt_cache", "gpu_layers", "experts_on_cpu", "tensor_split", "mmproj", "draft", "lora",
+)  # fmt: skip
 _ELSEWHERE = {"command": "the program has settings of its own: say it in cmd", "remote": "the other server decides it"}
 
 
 def check_programs(config: Config, document: Document) -> None:
     """Raises ConfigError for the first entry that cannot be honoured."""
-    if config.engine in _KEYS_OF:
+    if config.engine in _ELSEWHERE:
         raise document.error(("engine",), f"engine: {config.engine} is said by a model under `models:`, with its keys")
     for name, entry in config.models.items():
-        where = ("models", name)
+        where, its_engine = ("models", name), config.engine if entry.engine is UNSET else entry.engine
         for engine, keys in _KEYS_OF.items():
-            strange = [key for key in keys if entry.engine != engine and getattr(entry, key) != default_of_key(key)]
+            strange = [key for key in keys if its_engine != engine and getattr(entry, key) != default_of_key(key)]
             if strange:
                 raise _error(document, (*where, strange[0]), f"goes with engine: {engine}")
         if entry.engine == "command":
             _check_program(entry, document, where)
         elif entry.engine == "remote":
             _check_remote(entry, document, where)
-        if entry.engine in _KEYS_OF:
+        elif its_engine == "vllm":
+            _check_vllm(entry, document, where)
+        if entry.engine in _ELSEWHERE:
             _check_settings(entry, _ELSEWHERE[entry.engine], document, where)
 
 
@@ -96,6 +103,14 @@ def _check_remote(entry: ModelConfig, document: Document, where: KeyPath) -> Non
             raise _error(document, (*where, "headers", name), hint)
     if entry.replicas not in (UNSET, None):
         raise _error(document, (*where, "replicas"), "each of urls is one")
+
+
+def _check_vllm(entry: ModelConfig, document: Document, where: KeyPath) -> None:
+    for key in _NOT_VLLMS:
+        if getattr(entry, key) not in (UNSET, None, 0, "auto", []):
+            raise _error(document, (*where, key), "is llama.cpp's; leave it out with engine: vllm")
+    if entry.overflow == "trim":
+        raise _error(document, (*where, "overflow"), "Laya cannot count the tokens of another engine; leave it out")
 
 
 def _check_settings(entry: ModelConfig, elsewhere: str, document: Document, where: KeyPath) -> None:

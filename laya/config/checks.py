@@ -15,9 +15,10 @@ from laya.config.check_programs import check_programs
 from laya.config.check_routing import check_routing
 from laya.config.document import Document, KeyPath, dotted
 from laya.config.schema import Config
-from laya.config.settings import KV_CACHE_DTYPES, ModelSettings
+from laya.config.settings import KV_CACHE_DTYPES, VLLM_KV_CACHE_DTYPES, ModelSettings
 from laya.config.store import STORE_SCHEMES
 from laya.config.traces import EXTRA, endpoint_fault, is_installed
+from laya.config.vllm import VLLM_QUANTIZATIONS
 from laya.errors import nearest
 
 _KV_ALIASES = {
@@ -26,9 +27,13 @@ _KV_ALIASES = {
 }  # fmt: skip
 
 
-def check_settings(settings: ModelSettings, document: Document, path: KeyPath = ()) -> None:
-    """Raises ConfigError for the first setting of this level that cannot be honoured."""
-    for name, reason_for in _REASONS.items():
+def check_settings(
+    settings: ModelSettings, document: Document, path: KeyPath = (), *, above: ModelSettings | None = None
+) -> None:
+    """Raises ConfigError for the first setting of this level that cannot be honoured. above: the level that decides
+    what this one leaves open."""
+    engine = above.engine if settings.engine is UNSET and above is not None else settings.engine
+    for name, reason_for in (_REASONS | _VLLM_REASONS if engine == "vllm" else _REASONS).items():
         value = getattr(settings, name)
         reason = None if value is UNSET or value is None else reason_for(value)
         if reason:
@@ -40,7 +45,7 @@ def check_config(config: Config, document: Document) -> None:
     """Raises ConfigError for the first value of the whole file that cannot be honoured."""
     check_settings(config, document)
     for name, entry in config.models.items():
-        check_settings(entry, document, ("models", name))
+        check_settings(entry, document, ("models", name), above=config)
     check_programs(config, document)
     _check_pools(config, document)
     _check_splits(config, document)
@@ -119,7 +124,7 @@ def _quantization(value: str) -> str | None:
         return None
     if value.lower().startswith(("q2", "q3", "q4", "q5", "q6", "q8", "iq", "f16", "bf16", "mxfp4")):
         return "a GGUF file is quantized already; choose it by the model's name, such as qwen3-8b:q4_k_m"
-    return "no engine here runs it yet; use a GGUF variant of the model, such as qwen3-8b:q4_k_m"
+    return "llama.cpp does not run it: engine: vllm does, or a GGUF variant of the model, such as qwen3-8b:q4_k_m"
 
 
 def _kv_cache_dtype(value: str) -> str | None:
@@ -127,6 +132,21 @@ def _kv_cache_dtype(value: str) -> str | None:
         return None
     close = _KV_ALIASES.get(value.lower()) or nearest(value.lower(), KV_CACHE_DTYPES)
     return (f"did you mean {close}? " if close else "") + f"There are {', '.join(KV_CACHE_DTYPES)}"
+
+
+def _vllm_quantization(value: str) -> str | None:
+    if value.lower() in ("none", "auto", *VLLM_QUANTIZATIONS):
+        return None
+    close = nearest(value.lower(), VLLM_QUANTIZATIONS)
+    return (f"did you mean {close}? " if close else "") + f"There are {', '.join(VLLM_QUANTIZATIONS)}"
+
+
+def _vllm_kv_cache_dtype(value: str) -> str | None:
+    known = ("auto", *VLLM_KV_CACHE_DTYPES)
+    if value in known:
+        return None
+    close = {"f16": "float16", "bf16": "bfloat16"}.get(value) or ("fp8" if value.startswith("q") else None)
+    return (f"did you mean {close}? " if close else "") + f"vLLM has {', '.join(known)}"
 
 
 def _gpus(value: list[int]) -> str | None:
@@ -143,3 +163,4 @@ _REASONS: dict[str, Callable[[Any], str | None]] = {
     "gpus": _gpus,
     "tensor_split": _tensor_split,
 }
+_VLLM_REASONS = {"quantization": _vllm_quantization, "kv_cache_dtype": _vllm_kv_cache_dtype}

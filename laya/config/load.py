@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -106,7 +107,10 @@ def _folder(value: str | None, document: Document, path: KeyPath) -> Path:
 
 
 def _program(value: str, document: Document, path: KeyPath) -> str:
-    """A name without a slash is looked up in PATH, as a shell would."""
+    """A name without a slash is looked up in PATH, as a shell would. The folder of an environment stands for what it
+    holds."""
+    if "/" in value and os.access(_absolute(value, document) / "bin" / "python", os.X_OK):
+        return str(_absolute(value, document))
     found = shutil.which(value if "/" not in value else str(_absolute(value, document)))
     if found is None:
         raise document.error(path, f"{document.key(path)}: {document.value(path, value)} is no program here")

@@ -13,6 +13,7 @@ from laya.config.program import Program, read_program
 from laya.config.remote import Remote, read_remote
 from laya.config.schema import Config, ModelConfig
 from laya.config.settings import EngineName, ModelSettings, SamplingDefaults
+from laya.config.vllm import Vllm, read_vllm
 from laya.types import ALL_LAYERS, AskedSettings, RoutePolicy, Task
 
 _Level = TypeVar("_Level", bound=ModelSettings)
@@ -31,6 +32,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineName = "llamacpp"
     program: Program | None = None  # engine: command
     remote: Remote | None = None  # engine: remote
+    vllm: Vllm | None = None  # engine: vllm
     engine_path: Path | None = None
     task: Task = "chat"
     max_seq_len: int | None = None  # tokens per sequence
@@ -123,6 +125,7 @@ def resolve(config: Config, model_id: str) -> ResolvedModel:
         aliases=tuple(entry.aliases),
         program=read_program(entry) if entry.cmd is not None else None,
         remote=remote,
+        vllm=read_vllm(entry) if decided.get("engine") == "vllm" else None,
         kv_pool_auto=said.get("kv_pool_tokens") == "auto",
         ttl_s=None if ttl_s is None or ttl_s < 0 else ttl_s,
         fixed=frozenset(decided),

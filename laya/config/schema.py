@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from laya.config.remote import RemoteKeys
 from laya.config.request_log import RequestLogConfig
 from laya.config.routing import RoutingConfig
 from laya.config.server import ServerConfig
@@ -19,6 +18,7 @@ from laya.config.settings import Limit, ModelSettings
 from laya.config.store import StoreConfig
 from laya.config.traces import TracesConfig
 from laya.config.units import parse_budget
+from laya.config.vllm import VllmKeys
 
 if TYPE_CHECKING:
     from laya.config.resolve import ResolvedModel
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Budget = Annotated[str | int | None, Meta(extra={"unit": "budget"}, extra_json_schema={"x-unit": "budget"})]
 
 
-class ModelConfig(RemoteKeys, kw_only=True, forbid_unknown_fields=True):
+class ModelConfig(VllmKeys, kw_only=True, forbid_unknown_fields=True):
     """One entry under `models`: settings of this model alone, and where it comes from."""
 
     source: Annotated[

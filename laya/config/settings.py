@@ -16,8 +16,9 @@ from laya.config.values import Count, Duration, Seconds
 from laya.types import RoutePolicy, Task
 
 KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+VLLM_KV_CACHE_DTYPES = ("bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 Auto = Literal["auto"]
-EngineName = Literal["llamacpp", "command", "remote"]
+EngineName = Literal["llamacpp", "vllm", "command", "remote"]
 Limit = Annotated[int, Meta(extra={"unit": "limit"}, extra_json_schema={"x-unit": "limit"})]
 CacheSize = Annotated[int, Meta(ge=0, extra={"unit": "cache"}, extra_json_schema={"x-unit": "cache"})]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -60,12 +61,16 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     engine: Annotated[
         EngineName | UnsetType,
         Meta(
-            description="What runs the model: llama.cpp; under `models` also a program (command) or a server (remote)."
+            description="What runs the model: llama.cpp or vllm; under `models` also a program (command) or a server "
+            "(remote)."
         ),
     ] = UNSET
     engine_path: Annotated[
         str | UnsetType | None,
-        Meta(description="Your own llama-server binary instead of the one that comes with Laya."),
+        Meta(
+            description="Your own llama-server instead of the one that comes with Laya; engine: vllm: the folder of "
+            "the environment that vLLM is installed in."
+        ),
     ] = UNSET
     task: Annotated[
         Task | UnsetType,
@@ -83,8 +88,8 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kv_cache_dtype: Annotated[
         str | UnsetType,
         Meta(
-            description="Type of the KV cache: auto, f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl.",
-            extra_json_schema={"enum": list(KV_CACHE_DTYPES)},
+            description="Type of the KV cache: auto, f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl; vllm: fp8.",
+            extra_json_schema={"enum": [*KV_CACHE_DTYPES, *VLLM_KV_CACHE_DTYPES]},
         ),
     ] = UNSET
     kv_pool_tokens: Annotated[
@@ -105,7 +110,7 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = UNSET
     quantization: Annotated[
         str | UnsetType | None,
-        Meta(description="none or auto: the file as it is; awq and gptq are refused until an engine runs them."),
+        Meta(description="none or auto: the file as it is; awq, gptq and others say what engine: vllm is to find."),
     ] = UNSET
     memory_limit: Annotated[
         Limit | UnsetType | None,

@@ -36,13 +36,19 @@ class LimitHit(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int
     peak_bytes: int  # the most it held
     by_kernel: bool  # False: Laya watched it and killed it
+    on_gpu: bool = False  # the memory of a GPU ran out, which the engine said itself; how much it wanted is not known
 
     def words(self) -> str:
         """`stopped at its memory limit of 591.0 MiB (it held 591.0 MiB and asked for more)`."""
+        if self.on_gpu:
+            return "a GPU had not enough memory for it"
         return (
             f"stopped at its memory limit of {self.limit_bytes / MIB:.1f} MiB ({self.limit_bytes} bytes; "
             f"it held {self.peak_bytes / MIB:.1f} MiB and asked for more)"
         )
+
+
+GPU_FULL = LimitHit(limit_bytes=0, peak_bytes=0, by_kernel=False, on_gpu=True)
 
 
 class Ceiling:

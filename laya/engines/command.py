@@ -16,6 +16,7 @@ import msgspec
 
 from laya.config.program import filled
 from laya.engines.held_memory import MemoryReading, read_family
+from laya.engines.launcher import Launcher
 from laya.engines.llamacpp_launcher import child_environment
 from laya.engines.log import EngineLog
 from laya.engines.probe import until_healthy, until_it_answers
@@ -29,7 +30,7 @@ _PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|errno 98\b|port \d+
 _NOT_PASSED_ON = ("LAYA_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # secrets that it gets where `env` says so
 
 
-class CommandLauncher:
+class CommandLauncher(Launcher):
     """See launcher.Launcher."""
 
     module = "laya.engines.program_child"

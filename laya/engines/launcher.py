@@ -30,7 +30,7 @@ class StartSettings(Protocol):
 
 
 class Launcher(Protocol):
-    """How one child is started and spoken to; made anew for each start."""
+    """How one child is started and spoken to; made anew for each start. What has a body here is so for most."""
 
     module: str  # of the child program
     files: tuple[Path, ...]  # what a load reads; none: not known
@@ -69,3 +69,19 @@ class Launcher(Protocol):
 
     def measure(self, pid: int) -> MemoryReading | None:
         """What the engine holds now."""
+
+    def end_words(self, log: EngineLog, *, was_ready: bool) -> str | None:
+        """What the engine itself said of its end."""
+        return log.error_words(first=not was_ready)
+
+    def ran_out(self, log: EngineLog) -> bool:
+        """Whether a start failed for memory that no ceiling watches: that of a GPU."""
+        return False
+
+    def load_fault(self, log: EngineLog) -> str | None:
+        """What was wrong with a load that the engine itself took for a good one."""
+        return None
+
+    def load_percent(self, log: EngineLog) -> int | None:
+        """How far a load has come, where only the engine's own words tell."""
+        return None

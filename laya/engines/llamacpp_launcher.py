@@ -11,6 +11,7 @@ from typing import Any
 import laya
 from laya.engines import llamacpp
 from laya.engines.held_memory import MemoryReading, read_memory
+from laya.engines.launcher import Launcher
 from laya.engines.log import EngineLog
 from laya.engines.offload import gpu_layers, has_told
 from laya.engines.probe import until_it_answers
@@ -21,7 +22,7 @@ TOLD_LOOKS, TOLD_LOOK_EVERY_S = 40, 0.05
 _LISTENING = re.compile(r"listening on http://([^\s:/]+):(\d+)")
 
 
-class LlamaCppLauncher:
+class LlamaCppLauncher(Launcher):
     """See launcher.Launcher."""
 
     def __init__(self, settings: EngineSettings) -> None:

@@ -52,14 +52,18 @@ async def until_healthy(address: EngineAddress, path: str, note: Callable[[str],
             await asyncio.sleep(RETRY_S)
 
 
-async def until_it_answers(address: EngineAddress, task: Task, *, model: str | None = None) -> str | None:
+async def until_it_answers(
+    address: EngineAddress, task: Task, *, model: str | None = None, has_completions: bool = False
+) -> str | None:
     """Return after the first real answer, what it calls the model. Waits without a deadline of its own while the engine
     loads.
 
-    model: what the engine calls it, where requests have to say so.
+    model: what the engine calls it, where requests have to say so. has_completions: it is asked for one also where it
+    is no llama.cpp, as a model without a chat template can give nothing else.
     Raises EngineFailed with the engine's words when it answers with something else.
     """
-    path, body = CHAT if task == "chat" and address.dialect == "openai" else PROBES[task]
+    is_asked_to_chat = task == "chat" and address.dialect == "openai" and not has_completions
+    path, body = CHAT if is_asked_to_chat else PROBES[task]
     if model is not None:
         body = body | {"model": model}
     async with _client(address) as client:

@@ -7,7 +7,6 @@ it is reaped.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -20,9 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
-import psutil
 
-from laya.engines.ceiling import Ceiling, Ceilings, LimitHit
+from laya.engines.ceiling import GPU_FULL, Ceiling, Ceilings, LimitHit
 from laya.engines.child import Child
 from laya.engines.cpu import CPUINFO, check_cpu
 from laya.engines.exit_words import exit_words
@@ -30,6 +28,7 @@ from laya.engines.held_memory import MemoryReading
 from laya.engines.launcher import StartSettings
 from laya.engines.launchers import launcher_for
 from laya.engines.log import EngineLog
+from laya.engines.polite_reads import read_politely
 from laya.engines.progress import LoadProgress, until_still
 from laya.errors import PROGRAM_ADVICE, EngineFailed, EngineOutOfMemory
 from laya.types import EngineAddress
@@ -123,7 +122,7 @@ class EngineProcess:
     @property
     def load_percent(self) -> int | None:
         """How far the load has come, as far as that is known; it only rises."""
-        return self._progress.percent
+        return self._progress.percent or self._launcher.load_percent(self.log)
 
     async def stop(self) -> bool:
         """SIGTERM, then SIGKILL; True when the child is reaped, or never was; False: the kernel still holds it."""
@@ -270,7 +269,8 @@ class EngineProcess:
         reason = self._ended(child.exited.result())
         if self.limit_hit is not None:
             hit, advice = self.limit_hit, "" if self.settings.planned.is_computed else PROGRAM_ADVICE
-            raise EngineOutOfMemory(self.settings.engine_name, hit.limit_bytes, hit.peak_bytes, advice=advice)
+            name = self.settings.engine_name
+            raise EngineOutOfMemory(name, hit.limit_bytes, hit.peak_bytes, advice=advice, on_gpu=hit.on_gpu)
         if child.exited.result() >= 0:
             words = self._launcher.last_words(self.log) or self._gave_up or reason
             reason = f"{words} ({self._launcher.about()})"
@@ -282,21 +282,17 @@ class EngineProcess:
     def _ended(self, returncode: int) -> str:
         """Settle the reason of the exit, once."""
         if self.exit_reason is None:
-            words = self.log.error_words(first=self.address is None)
+            words = self._launcher.end_words(self.log, was_ready=self.address is not None)
             self.exit_reason = exit_words(returncode, words)
             if self._killed_for is not None and returncode == -signal.SIGKILL:
                 self.exit_reason = f"killed by Laya: {self._killed_for}"
             if self._ceiling is not None:
                 self._ceiling.remove()
                 self.limit_hit = self._ceiling.hit() if returncode else None  # or what it started was killed
+            if self.limit_hit is None and returncode and self._launcher.ran_out(self.log):
+                self.limit_hit = GPU_FULL
             if self.limit_hit is not None:
                 self.exit_reason = self.limit_hit.words()
             self.state = "exited"
             self.log.note(f"engine ended: {self.exit_reason}")
         return self.exit_reason
-
-
-def read_politely(pid: int) -> None:
-    """The disk serves others first: the lowest class that still moves when everybody reads."""
-    with contextlib.suppress(psutil.Error, OSError):
-        psutil.Process(pid).ionice(psutil.IOPRIO_CLASS_BE, value=7)

@@ -73,7 +73,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         for path in (self.path, self.mmproj, self.draft, *self.lora):
             if path is not None:
                 check_file(path)
-        if self.engine_path is not None and not os.access(self.engine_path, os.X_OK):
+        own = self.engine_path
+        if own is not None and (own.is_dir() or not os.access(own, os.X_OK)):
             raise ConfigError(f"engine_path: {self.engine_path} is not a program that can be run", param="engine_path")
         if self.pooling is not None and self.planned.task not in ("embed", "rerank"):
             told = f"pooling: {self.pooling} goes with task embed or rerank, not {self.planned.task}"

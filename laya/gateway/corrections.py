@@ -30,21 +30,27 @@ class Corrections:
 
     def of(self, settings: ResolvedModel, path: Path) -> Correction:
         """What is known of such an engine. Raises BadModelFile, StoreError."""
-        known = self._all()
-        return known.get(key_of(settings, path), Correction()) if known else Correction()
+        return self.of_key(key_of(settings, path)) if self._all() else Correction()
+
+    def of_key(self, key: Key) -> Correction:
+        """What is known of engines of this kind, build and architecture. Raises StoreError."""
+        return self._all().get(key, Correction())
 
     def learn(
         self, settings: ResolvedModel, path: Path, plan: Plan, peak_bytes: int, *, was_killed: bool = False
     ) -> None:
         """An engine of this plan was seen to hold `peak_bytes`. Raises BadModelFile, StoreError."""
-        key = key_of(settings, path)
-        known = self._all().get(key, Correction())
-        learned = known.after(plan, peak_bytes, was_killed=was_killed)
-        if learned == known:
-            return
-        self._keep(key, learned)
+        self.learn_key(key_of(settings, path), plan, peak_bytes, was_killed=was_killed)
 
-    def _keep(self, key: Key, learned: Correction) -> None:
+    def learn_key(self, key: Key, plan: Plan, peak_bytes: int, *, was_killed: bool) -> None:
+        """The same, of engines of this kind, build and architecture. Raises StoreError."""
+        known = self.of_key(key)
+        learned = known.after(plan, peak_bytes, was_killed=was_killed)
+        if learned != known:
+            self.keep(key, learned)
+
+    def keep(self, key: Key, learned: Correction) -> None:
+        """This is known of such engines from now on. Raises StoreError."""
         self._all()[key] = learned
         engine, build, architecture = key
         row = LearnedCorrection(
@@ -66,7 +72,7 @@ class Corrections:
         """It was seen to hold so much. Raises StoreError."""
         key = program_key(model_id, program)
         if self._all().get(key) != Correction(flat_bytes=n_bytes):
-            self._keep(key, Correction(flat_bytes=n_bytes))
+            self.keep(key, Correction(flat_bytes=n_bytes))
 
     def _all(self) -> dict[Key, Correction]:
         if self._known is None:

@@ -11,7 +11,7 @@ import msgspec
 
 from laya.memory import Budget, Ledger, Machine
 from laya.memory.gpu import GpuMemory
-from laya.memory.vllm import usable_bytes
+from laya.memory.vllm_place import usable_bytes
 from laya.types import ModelStatus
 
 

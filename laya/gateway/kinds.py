@@ -16,6 +16,7 @@ from laya.gateway.corrections import Corrections
 from laya.gateway.kind_command import CommandKind
 from laya.gateway.kind_llamacpp import LlamaCppKind
 from laya.gateway.kind_remote import RemoteKind
+from laya.gateway.kind_vllm import VllmKind
 from laya.memory import Budget
 from laya.types import AskedSettings, ModelFile, Plan
 
@@ -52,7 +53,12 @@ class Kind(Protocol):
         """An engine of this plan has ended, and held so much at most."""
 
 
-KINDS: Mapping[str, Kind] = {"llamacpp": LlamaCppKind(), "command": CommandKind(), "remote": RemoteKind()}
+KINDS: Mapping[str, Kind] = {
+    "llamacpp": LlamaCppKind(),
+    "vllm": VllmKind(),
+    "command": CommandKind(),
+    "remote": RemoteKind(),
+}
 
 
 def kind_of(settings: ResolvedModel) -> Kind:

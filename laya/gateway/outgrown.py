@@ -43,7 +43,8 @@ class Outgrown:
             self._anyway.discard(name)
             flags = [suggestion.flags for suggestion in plan.suggestions]
             advice = what_fits(plan) if plan.settings.is_computed else PROGRAM_ADVICE
-            self._refusals[name] = EngineOutOfMemory(name, hit.limit_bytes, hit.peak_bytes, flags, advice)
+            error = EngineOutOfMemory(name, hit.limit_bytes, hit.peak_bytes, flags, advice, on_gpu=hit.on_gpu)
+            self._refusals[name] = error
 
     def forgive(self, name: str) -> None:
         """A person asks for it: it is tried again."""

@@ -21,10 +21,10 @@ from laya.memory.weights import INPUT_LAYER, WeightGroup
 
 _LAYERS, _EXPERTS = ".layers.", ".experts."
 # What stands before the number of a layer, the number, and what follows.
-_NUMBERED = re.compile(r"(.*?\b(?:layers|layer|h|blocks|block)\.)(\d+)\.(.*)")
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight",
+NUMBERED = re.compile(r"(.*?\b(?:layers|layer|h|blocks|block)\.)(\d+)\.(.*)")
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight",
                "embed_in.weight", "embeddings.weight", "embedding.weight")  # fmt: skip
-_OUTPUTS = ("lm_head.weight", "embed_out.weight", "output.weight")
+OUTPUTS = ("lm_head.weight", "embed_out.weight", "output.weight")
 _ENCODER = re.compile(
     r"(?:model\.|thinker\.)*(?:vision|visual|vit|audio|image|speech|sound|multi_modal|mm_|mlp1|connector|aligner|"
     r"embed_vision|embed_audio|patch)"
@@ -92,7 +92,7 @@ def _kinds(tables: Iterable[dict[str, SafeTensor]]) -> list[_Kind]:
 def _kind(before: str, place: str, rest: str, dtype: str, rank: int, n_tensors: int, n_bytes: int) -> _Kind:
     """before: what stands before ".layers."; place and rest: what follows, cut at the experts."""
     is_expert = place.endswith(_EXPERTS)
-    numbered = _NUMBERED.match(f"{before}{_LAYERS}{place}{rest}" if place else before)
+    numbered = NUMBERED.match(f"{before}{_LAYERS}{place}{rest}" if place else before)
     layer = int(numbered[2]) if numbered else -1
     name = numbered[1] + numbered[3] if numbered else before
     return _Kind(name, layer, dtype, rank, is_expert, n_tensors, n_bytes)
@@ -119,8 +119,8 @@ def weights_of(tables: Iterable[dict[str, SafeTensor]], shape: ModelShape) -> Hf
         expert_bytes=tuple(experts),
         whole_bytes=sum(kind.n_bytes for kind in kinds if _is_whole(kind)),
         nextn_bytes=nextn,
-        embedding_bytes=sum(kind.n_bytes for kind in in_model if kind.name.endswith(_EMBEDDINGS)),
-        output_bytes=sum(kind.n_bytes for kind in in_model if kind.name.endswith(_OUTPUTS)),
+        embedding_bytes=sum(kind.n_bytes for kind in in_model if kind.name.endswith(EMBEDDINGS)),
+        output_bytes=sum(kind.n_bytes for kind in in_model if kind.name.endswith(OUTPUTS)),
         by_dtype=by_dtype,
         float32_bytes=sum(kind.n_bytes for kind in kinds if kind.dtype == "F32"),
         n_tensors=sum(kind.n_tensors for kind in kinds),

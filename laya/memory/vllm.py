@@ -1,8 +1,9 @@
-"""Owns: the plan of a Hugging Face model in vLLM's terms, on one GPU or several, and its search for what fits.
+"""Owns: the plan of a Hugging Face model in vLLM's terms, on GPUs or in RAM, and its search for what fits.
 
 vLLM takes a share of each card and fills what is left of it with KV cache; Laya plans the other way round, from the
 sequences it promises to the bytes they need, and says what vLLM's own share would hold. Knows no machine beyond the
-cards it is given. Formulas: vllm_cache.py, vllm_terms.py; see docs/memory.md.
+cards and the RAM it is given. Formulas: vllm_cache.py, vllm_terms.py; where the bytes lie: vllm_place.py; see
+docs/memory.md.
 """
 
 from __future__ import annotations
@@ -13,44 +14,21 @@ import msgspec
 
 from laya.errors import ConfigError
 from laya.memory.advice import SHORTEST_TOKENS
+from laya.memory.correction import NOTHING_LEARNED, Correction
 from laya.memory.fit import AIM_TOKENS, FLOOR_TOKENS
 from laya.memory.gpu import GpuMemory
 from laya.memory.hf import HfFacts
 from laya.memory.machine import Budget
 from laya.memory.sizes import size_text
-from laya.memory.vllm_cache import KvCache, KvCapacity, VllmSettings, kv_cache
-from laya.memory.vllm_terms import CONTEXT_BYTES, gpu_terms, host_bytes
-from laya.types import MIB, AskedSettings, DevicePlan, Plan, PlannedSettings, Suggestion
+from laya.memory.vllm_cache import KvCapacity, VllmSettings
+from laya.memory.vllm_place import VllmChoice, VllmModel, cache_of, devices_of, terms_of
+from laya.memory.vllm_terms import CONTEXT_BYTES
+from laya.types import AskedSettings, Plan, PlannedSettings, Suggestion
 
 MOST_SEQS = 16  # tried first: vLLM computes sequences together, and they share the pool
-KEPT_FREE_BYTES, KEPT_FREE_SHARE = 512 * MIB, 0.03  # of each card, the larger of both
-HALF_BYTES = 2  # single precision is loaded as half, and what is quantized computes in half: so is the "auto" cache
+MOST_SEQS_ON_CPU = 4
 AUTO_KV_TYPES = ("auto", "fp8")
 MAX_SUGGESTIONS = 4
-
-
-class VllmChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that the search varies."""
-
-    max_num_seqs: int
-    max_seq_len: int
-    kv_cache_dtype: str
-
-
-class VllmModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What stays the same while settings are tried."""
-
-    id: str
-    found: HfFacts
-    cards: tuple[GpuMemory, ...]  # those it runs on: tensor x pipeline of them, stage by stage
-    settings: VllmSettings
-    host: Budget
-    n_cores: int
-
-
-def usable_bytes(card: GpuMemory) -> int:
-    """What may be planned with on a card: what is free, less a reserve for drivers and other programs."""
-    return max(0, card.free_bytes - max(KEPT_FREE_BYTES, round(KEPT_FREE_SHARE * card.total_bytes)))
 
 
 def plan_vllm(
@@ -62,18 +40,31 @@ def plan_vllm(
     model_id: str,
     settings: VllmSettings | None = None,
     n_cores: int = 1,
+    correction: Correction = NOTHING_LEARNED,
+    gpu_correction: Correction = NOTHING_LEARNED,
 ) -> Plan:
-    """The plan of a model that vLLM runs on the first tensor x pipeline cards; "gpu0" is the first of them.
+    """The plan of a model that vLLM runs on the first tensor x pipeline cards; "gpu0" is the first of them. Without
+    cards it is the plan of vLLM's CPU build, in RAM.
 
-    Raises ConfigError for settings that no memory could give, or that ask for more cards than there are.
+    correction, gpu_correction: what was learned of such engines, in RAM and on a card. Raises ConfigError for settings
+    that no memory could give, or that ask for more cards than there are.
     """
     settings = settings or VllmSettings()
     _check(found, asked, settings, len(cards), model_id)
     n_gpus = settings.tensor_parallel_size * settings.pipeline_parallel_size
-    used = tuple(cards[:n_gpus])
-    model = VllmModel(id=model_id, found=found, cards=used, settings=settings, host=host, n_cores=n_cores)
+    limit_bytes = min(host.bytes, asked.memory_limit_bytes or host.bytes)
+    model = VllmModel(
+        id=model_id,
+        found=found,
+        cards=tuple(cards[:n_gpus]),
+        settings=settings,
+        host=msgspec.structs.replace(host, bytes=limit_bytes),
+        n_cores=n_cores,
+        correction=correction,
+        gpu_correction=gpu_correction,
+    )
     tried = []
-    for choice in _tries(found, asked):
+    for choice in _tries(found, asked, on_cpu=not cards):
         tried.append(choice)
         if _fits(model, choice):
             break
@@ -82,7 +73,7 @@ def plan_vllm(
     return Plan(
         model=model_id,
         fits=fits,
-        devices=_devices(model, chosen),
+        devices=devices_of(model, chosen),
         settings=_planned(model, asked, chosen),
         reasons=_reasons(model, asked, tried),
         suggestions=[] if fits else _suggestions(model, tried[0]),
@@ -94,7 +85,7 @@ def plan_vllm(
 
 def _check(found: HfFacts, asked: AskedSettings, settings: VllmSettings, n_cards: int, model_id: str) -> None:
     n_gpus, heads = settings.tensor_parallel_size * settings.pipeline_parallel_size, max(found.shape.n_head, default=0)
-    if n_gpus > n_cards:
+    if n_cards and n_gpus > n_cards:
         there = "is" if n_cards == 1 else "are"
         raise ConfigError(
             f"tensor_parallel_size {settings.tensor_parallel_size} x pipeline_parallel_size "
@@ -122,11 +113,12 @@ def _check(found: HfFacts, asked: AskedSettings, settings: VllmSettings, n_cards
         )
 
 
-def _tries(found: HfFacts, asked: AskedSettings) -> Iterator[VllmChoice]:
+def _tries(found: HfFacts, asked: AskedSettings, *, on_cpu: bool) -> Iterator[VllmChoice]:
     """Every choice in the order it is tried: fewer sequences, shorter ones, then a smaller KV type."""
-    counts = [asked.max_num_seqs] if asked.max_num_seqs else [MOST_SEQS >> step for step in range(5)]
+    most = MOST_SEQS_ON_CPU if on_cpu else MOST_SEQS
+    counts = [asked.max_num_seqs] if asked.max_num_seqs else [most >> step for step in range(most.bit_length())]
     lengths = [asked.max_seq_len] if asked.max_seq_len else _lengths(found, asked)
-    kinds = [asked.kv_cache_dtype] if asked.kv_cache_dtype else list(AUTO_KV_TYPES)
+    kinds = [asked.kv_cache_dtype] if asked.kv_cache_dtype else list(AUTO_KV_TYPES[: 1 if on_cpu else None])
     for count in counts:
         yield VllmChoice(max_num_seqs=count, max_seq_len=lengths[0], kv_cache_dtype=kinds[0])
     for length in lengths[1:]:
@@ -141,45 +133,8 @@ def _lengths(found: HfFacts, asked: AskedSettings) -> list[int]:
     return [longest, *(1 << bits for bits in range(longest.bit_length() - 1, 0, -1) if floor <= 1 << bits < longest)]
 
 
-def _cache(model: VllmModel, choice: VllmChoice) -> KvCache:
-    shape, states = model.found.shape, model.found.state_bytes
-    return kv_cache(shape, model.settings, choice.kv_cache_dtype, dtype_bytes=HALF_BYTES, state_bytes=states)
-
-
-def _terms(model: VllmModel, choice: VllmChoice) -> list[dict[str, int]]:
-    """Term -> bytes of each card, in the order of `cards`."""
-    stages = gpu_terms(model.found, model.settings, choice.max_num_seqs, choice.max_seq_len)
-    caches = _cache(model, choice).bytes_for(choice.max_num_seqs, choice.max_seq_len)
-    names = ("weights", "kv_cache", "compute", "graphs", "overhead")
-    per_stage = [terms | {"kv_cache": cache} for terms, cache in zip(stages, caches, strict=True)]
-    return [
-        {name: terms[name] for name in names if terms[name]}
-        for terms in per_stage
-        for _ in range(model.settings.tensor_parallel_size)
-    ]
-
-
 def _fits(model: VllmModel, choice: VllmChoice) -> bool:
-    needs = [sum(terms.values()) for terms in _terms(model, choice)]
-    on_cards = all(need <= usable_bytes(card) for need, card in zip(needs, model.cards, strict=True))
-    return on_cards and host_bytes(model.settings) <= model.host.bytes
-
-
-def _devices(model: VllmModel, choice: VllmChoice) -> list[DevicePlan]:
-    devices = [
-        DevicePlan(
-            device=f"gpu{card.index}",
-            budget_bytes=usable_bytes(card),
-            terms=terms,
-            total_bytes=sum(terms.values()),
-        )
-        for card, terms in zip(model.cards, _terms(model, choice), strict=True)
-    ]
-    host = host_bytes(model.settings)
-    return [
-        *devices,
-        DevicePlan(device="cpu", budget_bytes=model.host.bytes, terms={"overhead": host}, total_bytes=host),
-    ]
+    return all(device.total_bytes <= device.budget_bytes for device in devices_of(model, choice))
 
 
 def _planned(model: VllmModel, asked: AskedSettings, choice: VllmChoice) -> PlannedSettings:
@@ -197,7 +152,7 @@ def _planned(model: VllmModel, asked: AskedSettings, choice: VllmChoice) -> Plan
         n_threads=asked.n_threads or model.n_cores,
         task=asked.task,
         mmap=asked.mmap,
-        gpu_layers=model.found.shape.n_layer + 1,
+        gpu_layers=model.found.shape.n_layer + 1 if model.cards else 0,
     )
 
 
@@ -207,17 +162,18 @@ def capacity_at_utilization(model: VllmModel, choice: VllmChoice) -> tuple[int, 
     The CUDA context is outside of vLLM's share, so it is left out here.
     """
     rooms, share = [], model.settings.tensor_parallel_size
-    for number, terms in enumerate(_terms(model, choice)):
+    for number, terms in enumerate(terms_of(model, choice)):
         others = sum(n_bytes for name, n_bytes in terms.items() if name != "kv_cache") - CONTEXT_BYTES
         rooms.append(round(model.settings.gpu_memory_utilization * model.cards[number].total_bytes) - others)
     per_stage = [max(0, min(rooms[start : start + share])) for start in range(0, len(rooms), share)]
-    return min(per_stage), _cache(model, choice).capacity(per_stage, choice.max_seq_len)
+    return min(per_stage), cache_of(model, choice).capacity(per_stage, choice.max_seq_len)
 
 
 def _notes(model: VllmModel, choice: VllmChoice) -> list[str]:
     settings, found = model.settings, model.found
     notes = ["compute, graphs and overhead are bounds from logged runs", *found.notes]
-    if _cache(model, choice).groups:
+    notes += [each.words() for each in (model.correction, model.gpu_correction) if each]
+    if model.cards and cache_of(model, choice).groups:
         room, held = capacity_at_utilization(model, choice)
         notes.insert(
             0,
@@ -245,11 +201,11 @@ def _reasons(model: VllmModel, asked: AskedSettings, tried: list[VllmChoice]) ->
         if getattr(asked, name) is not None:
             continue
         if getattr(first, name) != getattr(chosen, name):
-            need = max(sum(terms.values()) for terms in _terms(model, first))
-            room = min(usable_bytes(card) for card in model.cards)
-            words = (
-                f"instead of {getattr(first, name)}: that would need {size_text(need)} of {size_text(room)} on a GPU"
-            )
+            devices = devices_of(model, first)
+            tightest = min(devices, key=lambda device: device.budget_bytes - device.total_bytes)
+            where = "in RAM" if tightest.device == "cpu" else "on a GPU"
+            need, room = size_text(tightest.total_bytes), size_text(tightest.budget_bytes)
+            words = f"instead of {getattr(first, name)}: that would need {need} of {room} {where}"
         reasons[name] = words
     return reasons
 
@@ -259,7 +215,7 @@ def _suggestions(model: VllmModel, wanted: VllmChoice) -> list[Suggestion]:
     found = []
     small = wanted.kv_cache_dtype if wanted.kv_cache_dtype.startswith("fp8") else "fp8"
     for n_seqs in sorted({wanted.max_num_seqs, 1}, reverse=True):
-        for kind in dict.fromkeys((wanted.kv_cache_dtype, small)):
+        for kind in dict.fromkeys((wanted.kv_cache_dtype, small) if model.cards else (wanted.kv_cache_dtype,)):
             choice = _longest_fitting(
                 model, VllmChoice(max_num_seqs=n_seqs, max_seq_len=wanted.max_seq_len, kv_cache_dtype=kind)
             )
@@ -280,7 +236,7 @@ def _longest_fitting(model: VllmModel, choice: VllmChoice) -> VllmChoice | None:
 def _suggestion(model: VllmModel, wanted: VllmChoice, choice: VllmChoice) -> Suggestion:
     changed = [name for name in VllmChoice.__struct_fields__ if getattr(choice, name) != getattr(wanted, name)]
     flags = " ".join(f"--{name.replace('_', '-')} {getattr(choice, name)}" for name in changed)
-    total = sum(sum(terms.values()) for terms in _terms(model, choice))
+    total = sum(sum(terms.values()) for terms in terms_of(model, choice))
     many = "sequence" if choice.max_num_seqs == 1 else "sequences"
     return Suggestion(
         flags=flags, total_bytes=total, note=f"{choice.max_num_seqs} {many} of {choice.max_seq_len} tokens"
@@ -288,12 +244,16 @@ def _suggestion(model: VllmModel, wanted: VllmChoice, choice: VllmChoice) -> Sug
 
 
 def _verdict(model: VllmModel, choice: VllmChoice) -> str:
-    """The hardware rule in one line: two sequences must stay below 80 % of the smallest card."""
+    """The hardware rule in one line: two sequences must stay below 80 % of the smallest card, or of the RAM."""
     two = msgspec.structs.replace(choice, max_num_seqs=2)
-    need = max(sum(terms.values()) for terms in _terms(model, two))
-    card = min(card.total_bytes for card in model.cards)
-    share = f"{100 * need / card:.0f} % of {size_text(card)}"
-    text = f"2 sequences of {choice.max_seq_len} tokens need {size_text(need)} on a GPU, {share}"
-    if need <= 0.8 * card:
-        return f"{text}: these cards are enough (rule: below 80 %)"
-    return f"{text}: more than 80 %; more or larger cards, a smaller model or a shorter context"
+    if model.cards:
+        need = max(sum(terms.values()) for terms in terms_of(model, two))
+        whole, where, more = min(card.total_bytes for card in model.cards), "on a GPU", "more or larger cards"
+    else:
+        need = devices_of(model, two)[0].total_bytes
+        whole, where, more = max(model.host.total_bytes, model.host.bytes), "in RAM", "more RAM"
+    share = f"{100 * need / max(1, whole):.0f} % of {size_text(whole)}"
+    text = f"2 sequences of {choice.max_seq_len} tokens need {size_text(need)} {where}, {share}"
+    if need <= 0.8 * whole:
+        return f"{text}: {'these cards are' if model.cards else 'it is'} enough (rule: below 80 %)"
+    return f"{text}: more than 80 %; {more}, a smaller model or a shorter context"

@@ -1,4 +1,5 @@
-"""Owns: what vLLM takes on each GPU beside its KV cache: weights, activations at their peak, CUDA graphs, overhead.
+"""Owns: what vLLM takes on each GPU, or in RAM for each worker of its CPU build, beside its KV cache: weights,
+activations at their peak, CUDA graphs, overhead.
 
 Weights are exact where a tensor table was read; the others are bounds whose slopes come from logged runs, rounded up.
 Knows no budget and no KV cache. Sources: vllm/v1/worker and the logs that tests/memory/test_memory_vllm.py names.
@@ -22,6 +23,7 @@ CONTEXT_BYTES = 460 * MIB  # CUDA context and libraries, which vLLM does not cou
 NON_TORCH_BYTES = 512 * MIB  # cuBLAS, kernels' own workspaces
 PARALLEL_BYTES = GIB  # NCCL and the buffers of all-reduce, where GPUs work together
 PROCESS_BYTES, WORKER_BYTES = 2 * GIB, 3 * GIB // 2  # host memory: server and engine, and each GPU's worker
+CPU_PROCESS_BYTES, CPU_WORKER_BYTES = 1280 * MIB, 768 * MIB  # the same of the CPU build, as measured: libraries mostly
 
 
 def gpu_terms(found: HfFacts, settings: VllmSettings, max_num_seqs: int, max_model_len: int) -> list[dict[str, int]]:
@@ -35,6 +37,14 @@ def gpu_terms(found: HfFacts, settings: VllmSettings, max_num_seqs: int, max_mod
             "overhead": overhead(settings),
         }
         for stage in stages
+    ]
+
+
+def cpu_terms(found: HfFacts, settings: VllmSettings, max_num_seqs: int, max_model_len: int) -> list[dict[str, int]]:
+    """Term -> bytes of each worker of the CPU build, one entry a pipeline stage, without the KV cache."""
+    return [
+        {name: terms[name] for name in ("weights", "compute")}
+        for terms in gpu_terms(found, settings, max_num_seqs, max_model_len)
     ]
 
 
@@ -129,6 +139,9 @@ def overhead(settings: VllmSettings) -> int:
     return CONTEXT_BYTES + NON_TORCH_BYTES + (PARALLEL_BYTES if n_gpus > 1 else 0)
 
 
-def host_bytes(settings: VllmSettings) -> int:
-    """Host memory of the processes."""
-    return PROCESS_BYTES + WORKER_BYTES * settings.tensor_parallel_size * settings.pipeline_parallel_size
+def host_bytes(settings: VllmSettings, *, on_cpu: bool = False) -> int:
+    """Host memory of the processes; of the CPU build without what its workers compute with."""
+    n_workers = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    if on_cpu:
+        return CPU_PROCESS_BYTES + CPU_WORKER_BYTES * n_workers
+    return PROCESS_BYTES + WORKER_BYTES * n_workers

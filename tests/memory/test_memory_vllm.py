@@ -9,11 +9,12 @@ import pytest
 from hf_models import CONFIGS, facts_of_config
 
 from laya.errors import ConfigError
-from laya.memory import Budget, VllmSettings, plan_source, plan_vllm
+from laya.memory import Budget, Correction, VllmSettings, plan_source, plan_vllm
 from laya.memory.gpu import GpuMemory
 from laya.memory.hf import HfFacts
-from laya.memory.vllm import VllmChoice, VllmModel, capacity_at_utilization, usable_bytes
+from laya.memory.vllm import capacity_at_utilization
 from laya.memory.vllm_cache import KvCache, kv_cache, stage_layers
+from laya.memory.vllm_place import VllmChoice, VllmModel, usable_bytes
 from laya.memory.vllm_terms import activations, graphs, weights_on_gpu
 from laya.types import GIB, AskedSettings, Plan
 
@@ -281,3 +282,51 @@ def test_every_config_is_priced(plenty: Budget) -> None:
         plan = planned(facts_of_config(name), plenty, 2000.0, max_seq_len=1024, max_num_seqs=2)
         assert plan.fits, name
         assert plan.devices[0].terms["kv_cache"] > 0, name
+
+
+def planned_in_ram(name: str, ram: int, **asked: Any) -> Plan:
+    budget = Budget(bytes=ram, limit="memory available", total_bytes=ram)
+    return plan_vllm(facts_of_config(name), AskedSettings(**asked), budget, (), model_id=name,
+                     settings=VllmSettings(block_size=128, max_num_batched_tokens=2048))  # fmt: skip
+
+
+def test_without_cards_all_of_it_is_in_ram() -> None:
+    plan = planned_in_ram("smollm2-135m", 16 * GIB, max_seq_len=4096, max_num_seqs=2)
+    (ram,) = plan.devices
+    assert plan.fits
+    assert ram.device == "cpu"
+    assert set(ram.terms) == {"weights", "kv_cache", "compute", "overhead"}
+    # 64 blocks of 128 tokens and the one nobody gets, of 30 layers of 3 heads of 2 x 64 half-precision elements
+    assert ram.terms["kv_cache"] == 65 * 128 * 30 * 3 * 2 * 64 * 2
+    assert plan.settings.gpu_layers == 0
+
+
+def test_in_ram_fewer_sequences_are_tried_before_shorter_ones() -> None:
+    plan = planned_in_ram("llama-3.1-8b", 20 * GIB, max_seq_len=8192)
+    assert plan.fits
+    assert 1 <= plan.settings.max_num_seqs < 4
+    assert "in RAM" in plan.reasons["max_num_seqs"]
+
+
+def test_several_workers_each_hold_a_cache_and_libraries() -> None:
+    one = planned_in_ram("smollm2-135m", 16 * GIB, max_seq_len=4096, max_num_seqs=2).devices[0]
+    budget = Budget(bytes=16 * GIB, limit="memory available")
+    sides = VllmSettings(block_size=128, max_num_batched_tokens=2048, tensor_parallel_size=3)
+    found, asked = facts_of_config("smollm2-135m"), AskedSettings(max_seq_len=4096, max_num_seqs=2)
+    three = plan_vllm(found, asked, budget, (), model_id="m", settings=sides).devices[0]
+    assert three.terms["kv_cache"] == one.terms["kv_cache"]
+    assert three.terms["overhead"] > one.terms["overhead"]
+
+
+def test_what_was_learned_makes_the_next_plan_larger() -> None:
+    learned = Correction(share=0.1)
+    budget = Budget(bytes=64 * GIB, limit="memory available")
+    cards = [GpuMemory(index=0, name="", total_bytes=24 * GIB, free_bytes=24 * GIB, own_bytes=0)]
+    found = facts_of_config("llama-3.1-8b")
+    plan = plan_vllm(found, AskedSettings(), budget, cards, model_id="m", correction=learned, gpu_correction=learned)
+    for device in plan.devices:
+        others = device.total_bytes - device.terms["correction"]
+        assert device.terms["correction"] == int(0.1 * others)
+    plain = plan_vllm(found, AskedSettings(), budget, cards, model_id="m")
+    size = plan.settings.max_num_seqs * plan.settings.max_seq_len
+    assert size < plain.settings.max_num_seqs * plain.settings.max_seq_len
