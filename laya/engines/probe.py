@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 
 from laya.errors import EngineFailed
-from laya.types import EngineAddress, Task
+from laya.types import MIB, EngineAddress, Task
 
 RETRY_S = 0.1
+ANSWER_LIMIT_BYTES = 4 * MIB
 NO_POOLING_HINT = "The model file states no pooling: set args: {pooling_type: mean}, or last, as its authors say"
 PROBES: dict[Task, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/completions", {"prompt": "Hello", "max_tokens": 1, "temperature": 0, "cache_prompt": False}),
@@ -39,7 +40,8 @@ async def until_healthy(address: EngineAddress, path: str, note: Callable[[str],
     async with _client(address) as client:
         while True:
             try:
-                status = (await client.get(path)).status_code
+                async with client.stream("GET", path) as response:  # its body is nobody's business, and may have no end
+                    status = response.status_code
             except httpx.TransportError:
                 note("")
             else:
@@ -69,12 +71,23 @@ async def until_it_answers(
     async with _client(address) as client:
         while True:
             try:
-                response = await client.post(path, json=body)
+                response = await _answer(client, path, body)
             except httpx.TransportError:
                 response = None  # not listening yet, or gone: whoever waits for the exit will say so
             if response is not None and response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 return check(task, response)
             await asyncio.sleep(RETRY_S)
+
+
+async def _answer(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> httpx.Response:
+    """Its first bytes, as many as any real answer to so little has."""
+    async with client.stream("POST", path, json=body) as response:
+        data = b""
+        async for piece in response.aiter_bytes():
+            data += piece
+            if len(data) > ANSWER_LIMIT_BYTES:
+                break
+        return httpx.Response(response.status_code, content=data)
 
 
 def _client(address: EngineAddress) -> httpx.AsyncClient:

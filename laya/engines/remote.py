@@ -99,19 +99,12 @@ class RemoteEngine:
 
     async def _fault(self, address: EngineAddress) -> str | None:
         """Why it cannot be used now; None: it can."""
-        headers = dict(address.headers)
-        if address.api_key is not None:
-            headers["authorization"] = f"Bearer {address.api_key}"
-        timeout = httpx.Timeout(address.connect_timeout_s)
-        verify = address.tls if address.tls is not None else False
-        # trust_env off: requests go where the address says, and by no proxy, so that this does too
-        async with httpx.AsyncClient(verify=verify, timeout=timeout, trust_env=False, follow_redirects=False) as http:
-            try:
-                response = await http.get(f"{self._settings.url.text}/models", headers=headers)
-            except httpx.TimeoutException:
-                return f"no answer within {address.connect_timeout_s:g} s"
-            except httpx.HTTPError as error:
-                return f"it cannot be reached: {error or type(error).__name__}"
+        try:
+            response = await asyncio.wait_for(self._ask(address), address.connect_timeout_s)
+        except (httpx.TimeoutException, asyncio.TimeoutError):
+            return f"no answer within {address.connect_timeout_s:g} s"
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            return f"it cannot be reached: {error or type(error).__name__}"
         if response.status_code in REFUSED_KEY:
             return f"it refused the key ({response.status_code})"
         if response.is_redirect:
@@ -121,6 +114,19 @@ class RemoteEngine:
         if response.status_code >= 500:
             return f"it answers {response.status_code}"
         return None
+
+    async def _ask(self, address: EngineAddress) -> httpx.Response:
+        """What it answers, but for the body, which nobody reads: it may have no end."""
+        headers = dict(address.headers)
+        if address.api_key is not None:
+            headers["authorization"] = f"Bearer {address.api_key}"
+        verify = address.tls if address.tls is not None else False
+        # trust_env off: requests go where the address says, and by no proxy, so that this does too
+        async with (
+            httpx.AsyncClient(verify=verify, timeout=None, trust_env=False, follow_redirects=False) as http,
+            http.stream("GET", f"{self._settings.url.text}/models", headers=headers) as response,
+        ):
+            return response
 
     def _end(self, reason: str) -> None:
         if not self._gone.done():

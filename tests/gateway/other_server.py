@@ -57,6 +57,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Nobody reads it."""
 
     def do_GET(self) -> None:
+        if self.path.startswith(("/endless", "/slow")):  # a list of models, or its head, that has no end
+            head = b"HTTP/1.1 200 OK\r\n" + (b"\r\n" if "endless" in self.path else b"x: ")
+            piece, pause_s = (b"x" * 65536, 0.0) if "endless" in self.path else (b"y", 0.1)
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(head)
+                while not self.server_of.ended.wait(pause_s):
+                    self.wfile.write(piece)
+            self.close_connection = True
+            return
         right = self.path == self.server_of.base + "/models" and self.headers["authorization"] == f"Bearer {KEY}"
         self._reply({"object": "list", "data": []}, 200 if right else 401)
 

@@ -31,6 +31,8 @@ models:
   half-away: {{engine: remote, urls: ["http://127.0.0.1:9/v1", {two}], model: their-model, key_file: {key}}}
   loop: {{engine: remote, url: {door}, key_file: {key}}}
   odd: {{engine: remote, url: {one}, model: their-model, key_file: {key}, progress_timeout_s: 20}}
+  endless: {{engine: remote, url: "{one_host}/endless/v1"}}
+  slow: {{engine: remote, url: "{one_host}/slow/v1", connect_timeout_s: 1}}
   unnamed: {{engine: remote, url: {one}, key_file: {key}}}
   keyless: {{engine: remote, url: {one}, key_env: LAYA_TEST_NO_SUCH_KEY}}
   local: {{engine: command, cmd: "{python} {program} --port ${{PORT}} --model ${{MODEL}} --seconds-a-word 0.2",
@@ -79,6 +81,7 @@ def whole(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFac
         failing=failing,
         tls=others.tls.url,
         one=others.one.url,
+        one_host=others.one.url.removesuffix("/v1"),
         two=others.two.url,
         key=others.key,
         cert=others.cert,
@@ -290,6 +293,12 @@ def test_answer_without_an_end_does_not_fill_the_memory(
     others.one.mode, others.one.raw, others.one.raw_again = "raw", raw, again
     with pytest.raises(openai.APIStatusError, match=words):
         client.chat.completions.create(model=odd, messages=USER)
+
+
+def test_list_of_models_without_an_end_is_not_read(client: openai.OpenAI) -> None:
+    assert client.chat.completions.create(model="endless", messages=USER).model == "endless"
+    with pytest.raises(openai.APIStatusError, match="no answer within 1 s"):
+        client.chat.completions.create(model="slow", messages=USER)
 
 
 def test_answer_whole_where_a_stream_was_asked_for_is_told(others: Others, client: openai.OpenAI, odd: str) -> None:
