@@ -111,6 +111,7 @@ class PlannedSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int = 0  # the output counted as one; the last so many
     tensor_split: tuple[int, ...] = ()  # of them, how many lie on each GPU, by its number; (): no GPU was at hand
     experts_on_cpu: int = 0  # layers, the first ones
+    spills: bool = False  # what the GPUs at hand do not hold lies in RAM, and nobody asked for that
     draft_gpu_layers: int = 0
     mtp_layers: int = 0  # beyond gpu_layers: of multi-token prediction, where all lie on GPUs; engines may count them
     prompt_cache_bytes: int = 0  # of old prompts that the engine keeps in RAM, whole mebibytes
@@ -173,6 +174,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def need_bytes(self) -> int:
         return sum(device.total_bytes for device in self.devices)
+
+    @property
+    def shortest(self) -> DevicePlan:
+        """The device that has the least to spare, or lacks the most."""
+        return max(self.devices, key=lambda device: device.total_bytes - device.budget_bytes)
 
     @property
     def budget_bytes(self) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from laya.config import ResolvedModel
+from laya.engines.gpu_build import why_no_gpu
 from laya.engines.settings import EngineSettings, Pooling
 from laya.errors import NotSupported
 from laya.gateway.corrections import Corrections
@@ -28,6 +31,9 @@ class LlamaCppKind:
     def plan(
         self, settings: ResolvedModel, file: ModelFile, asked: AskedSettings, budget: Budget, learned: Corrections
     ) -> Plan:
+        why_not = why_no_gpu(settings.engine_path) if any(budget.gpu_bytes) else None
+        if why_not is not None:
+            budget = msgspec.structs.replace(budget, gpu_bytes=(), why_no_gpu=why_not)
         return plan_file(
             file.path,
             asked,

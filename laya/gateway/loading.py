@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -18,6 +18,7 @@ import msgspec
 from laya.config import Config, ResolvedModel
 from laya.engines.supervisor import Supervisor
 from laya.errors import LayaError, MemoryBusy
+from laya.gateway.cards import Cards, share_on_gpus
 from laya.gateway.corrections import Corrections
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.instead import models_that_fit
@@ -61,6 +62,7 @@ class Loading:
         evict: Callable[[Endpoint, str], Awaitable[None]],
     ) -> None:
         self.ledger = Ledger()
+        self.cards = Cards(self.ledger, supervisor, config.memory.gpu)
         self._config = config
         self._machine = machine
         self._supervisor = supervisor
@@ -72,13 +74,24 @@ class Loading:
         """What engines may use in all, as of now."""
         held_bytes = sum(status.anonymous_bytes for status in self._supervisor.status())
         # used now, but promised by our plans, so it is in the budget
-        return self._machine.budget(self._config.memory.budget, own_bytes=held_bytes)
+        budget = self._machine.budget(self._config.memory.budget, own_bytes=held_bytes)
+        self.cards.read()
+        gpu_bytes = self.cards.total_bytes()
+        return msgspec.structs.replace(budget, gpu_bytes=gpu_bytes, why_no_gpu=self.cards.meter.why_none)
 
     def free_budget(self) -> Budget:
         """What is left of it beside the engines that are loaded."""
         budget = self.budget()
         self.ledger.set_total(RAM, budget.bytes)
-        return msgspec.structs.replace(budget, bytes=max(0, self.ledger.free(RAM)))
+        return self._with(budget, ())
+
+    def _with(self, budget: Budget, givers: Iterable[Endpoint]) -> Budget:
+        """What is free now, and what these hold. What is overdrawn has to be returned first."""
+        names = [each.name for each in givers]
+        free_bytes = self.ledger.free(RAM) + sum(self.ledger.held_by(name, RAM) for name in names)
+        on_gpus = [self.cards.free_bytes(), *map(self.cards.held_bytes, names)]
+        gpu_bytes = tuple(max(0, sum(parts)) for parts in zip(*on_gpus, strict=True))
+        return msgspec.structs.replace(budget, bytes=max(0, free_bytes), gpu_bytes=gpu_bytes)
 
     async def plan(
         self, endpoint: Endpoint, file: ModelFile, budget: Budget, settings: ResolvedModel | None = None
@@ -95,8 +108,7 @@ class Loading:
         """What would be started instead of its engine, in what that holds, what is free and what idle models hold."""
         budget = self.free_budget()
         givers = [endpoint, *self._others.leaving_order(endpoint)]
-        n_bytes = self.ledger.free(RAM) + sum(self.ledger.held_by(each.name, RAM) for each in givers)
-        return await self.plan(endpoint, file, msgspec.structs.replace(budget, bytes=max(0, n_bytes)), settings)
+        return await self.plan(endpoint, file, self._with(budget, givers), settings)
 
     def _asked(self, endpoint: Endpoint) -> AskedSettings:
         """What the user decided, and what was decided already: replicas of a model promise the same to requests."""
@@ -116,8 +128,6 @@ class Loading:
         """
         plan = await self._plan_with_room(endpoint, file, anyway=anyway)
         for device in plan.devices:
-            if device.device != RAM:  # what is free there was read for this plan
-                self.ledger.set_total(device.device, self.ledger.held(device.device) + device.budget_bytes)
             self.ledger.reserve(endpoint.name, device.device, device.total_bytes, overdraw=not plan.fits)
         if not plan.fits:
             logger.warning(
@@ -132,7 +142,12 @@ class Loading:
             shared = await self._plan_of_share(endpoint, file, budget)
             plan = shared or await self.plan(endpoint, file, budget)
             if plan.fits:
-                return plan
+                leaving = await self._leaving_for_gpus(endpoint, file, budget, plan)
+                if not leaving:
+                    return plan
+                for idle in leaving:
+                    await self._leave(idle, endpoint.name)
+                continue
             leaving, reached, credited = await self._credited(endpoint, file, budget, plan)
             if not reached.fits:
                 await self._check_hopeless(endpoint, file, reached, credited, anyway=anyway)
@@ -140,16 +155,34 @@ class Loading:
             for idle in leaving:
                 await self._leave(idle, endpoint.name)
 
+    async def _leaving_for_gpus(
+        self, endpoint: Endpoint, file: ModelFile, budget: Budget, plan: Plan
+    ) -> list[Endpoint]:
+        """The fewest idle models that leave so that more of a model lies on GPUs than now: in RAM it is far slower."""
+        if not plan.settings.spills:
+            return []
+        order = self._others.leaving_order(endpoint)
+        holders = [each for each in order if any(self.cards.held_bytes(each.name))]
+        reached = [plan]
+        for n_leaving in range(1, len(holders) + 1):
+            reached.append(await self.plan(endpoint, file, self._with(budget, holders[:n_leaving])))
+        shares = [share_on_gpus(each) for each in reached]
+        return holders[: shares.index(max(shares))]
+
     async def _plan_of_share(self, endpoint: Endpoint, file: ModelFile, budget: Budget) -> Plan | None:
         """A plan that leaves as much for each replica that is still to be loaded; None where there is none, or where
         one alone needs more than its share."""
         n_to_load, outdated = self._others.together.to_load(endpoint)
         if n_to_load < 2:
             return None
-        all_bytes = budget.bytes + sum(self.ledger.held_by(each.name, RAM) for each in outdated)
-        share_bytes = min(budget.bytes, all_bytes // n_to_load)
+        whole = self._with(budget, outdated)
+        share_bytes = min(budget.bytes, whole.bytes // n_to_load)
+        n_each = -(-n_to_load // max(1, sum(map(bool, whole.gpu_bytes))))  # engines for each GPU
+        on_gpus = zip(budget.gpu_bytes, whole.gpu_bytes, strict=True)
+        gpu_bytes = tuple(min(free, of_all // n_each) for free, of_all in on_gpus)
         limit = f"{budget.limit}, for {n_to_load} replicas"
-        plan = await self.plan(endpoint, file, msgspec.structs.replace(budget, bytes=share_bytes, limit=limit))
+        share = msgspec.structs.replace(budget, bytes=share_bytes, gpu_bytes=gpu_bytes, limit=limit)
+        plan = await self.plan(endpoint, file, share)
         return plan if plan.fits else None
 
     async def _check_hopeless(
@@ -160,12 +193,16 @@ class Loading:
         kept = self._others.kept_for(endpoint)
         bytes_kept = {other.name: self.ledger.held_by(other.name, RAM) for other in kept}
         kept_bytes = sum(bytes_kept.values())
-        whole = msgspec.structs.replace(credited, bytes=max(0, self.ledger.total(RAM) - kept_bytes))
+        whole = msgspec.structs.replace(
+            credited,
+            bytes=max(0, self.ledger.total(RAM) - kept_bytes),
+            gpu_bytes=self.cards.less(self.cards.total_bytes(), [each.name for each in kept]),
+        )
         plan = reached
-        if whole.bytes > credited.bytes:
+        if (whole.bytes, *whole.gpu_bytes) != (credited.bytes, *credited.gpu_bytes):
             plan = await self.plan(endpoint, file, whole)
             if plan.fits:
-                raise self._busy(endpoint, reached, credited)
+                raise self._busy(endpoint, reached, credited.limit)
         if anyway:
             return
         if kept_bytes:
@@ -180,43 +217,43 @@ class Loading:
         models = await models_that_fit(endpoint, file, at_hand, lambda other, own: self.plan(other, own, whole))
         raise refusal(plan, whole, models)
 
-    def _busy(self, endpoint: Endpoint, plan: Plan, credited: Budget) -> MemoryBusy:
-        """Who holds the rest. plan: the one that does not fit now."""
-        idle = self._others.leaving_order(endpoint)
+    def _busy(self, endpoint: Endpoint, plan: Plan, limit: str) -> MemoryBusy:
+        """Who holds the rest. plan: the one that does not fit in what can be had now."""
+        idle, short = self._others.leaving_order(endpoint), plan.shortest
+        where, limit = ("", limit) if short.device == RAM else (f" on {short.device}", f"of {short.device}")
         held_bytes, wait_s = {}, []
         for other in self._others.endpoints.values():
-            n_bytes = self.ledger.held_by(other.name, RAM)
+            n_bytes = self.ledger.held_by(other.name, short.device)
             if n_bytes and other is not endpoint and other not in idle:
                 held_bytes[other.name] = n_bytes
                 wait_s.append(other.mean_service_s)
         holders = ", ".join(f"'{name}' ({size_text(n_bytes)})" for name, n_bytes in held_bytes.items())
         return MemoryBusy(
-            f"'{endpoint.name}' needs {size_text(plan.need_bytes)}; {size_text(credited.bytes)} of "
-            f"{size_text(self.ledger.total(RAM))} ({credited.limit}) can be had now. The rest is held by models that "
+            f"'{endpoint.name}' needs {size_text(short.total_bytes)}{where}; {size_text(short.budget_bytes)} of "
+            f"{size_text(self.ledger.total(short.device))} ({limit}) can be had now. The rest is held by models that "
             f"are at work or pinned: {holders}. It is loaded as soon as they are done; requests wait for that "
             "as long as queue_timeout_s says.",
             min(wait_s, default=1.0),
-            need_bytes=plan.need_bytes,
-            available_bytes=credited.bytes,
+            need_bytes=short.total_bytes,
+            available_bytes=short.budget_bytes,
             held_bytes=held_bytes,
+            device=short.device,
         )
 
-    def reach_bytes(self) -> int:
-        """What is free now, and what idle models would return."""
+    def reach_bytes(self, device: str = RAM) -> int:
+        """What is free there now, and what idle models would return."""
         idle = self._others.leaving_order(None)
         self.free_budget()
-        return max(0, self.ledger.free(RAM) + sum(self.ledger.held_by(other.name, RAM) for other in idle))
+        return max(0, self.ledger.free(device) + sum(self.ledger.held_by(other.name, device) for other in idle))
 
     async def _credited(
         self, endpoint: Endpoint, file: ModelFile, budget: Budget, plan: Plan
     ) -> tuple[list[Endpoint], Plan, Budget]:
         """The fewest idle models whose leaving makes it fit, else all of them; the plan and budget with their bytes."""
         leaving: list[Endpoint] = []
-        free_bytes = self.ledger.free(RAM)  # what is overdrawn has to be returned first
         for idle in self._others.leaving_order(endpoint):
             leaving.append(idle)
-            free_bytes += self.ledger.held_by(idle.name, RAM)
-            budget = msgspec.structs.replace(budget, bytes=max(0, free_bytes))
+            budget = self._with(budget, leaving)
             plan = await self.plan(endpoint, file, budget)
             if plan.fits:
                 break
@@ -227,12 +264,14 @@ class Loading:
         if not idle.may_leave:
             return  # a request came meanwhile; what is planned next sees it
         held_bytes = next((status.anonymous_bytes for status in self._supervisor.status() if status.id == idle.name), 0)
-        before_bytes = self._machine.available_bytes()
+        before_bytes, cards = self._machine.available_bytes(), self.cards.meter.read()
+        held_on_gpus = self.cards.held_bytes(idle.name)
         await self._evict(idle, wanted_id)
         end_s = time.monotonic() + MEASURED_BACK_S
         wanted_bytes = before_bytes + int(MEASURED_BACK_SHARE * held_bytes)
         while self._machine.available_bytes() < wanted_bytes and time.monotonic() < end_s:
             await asyncio.sleep(LOOK_EVERY_S)
+        await self.cards.until_back(held_on_gpus, cards)
 
     def post_measured(self) -> None:
         """Tell the ledger what running engines were measured to hold at most."""

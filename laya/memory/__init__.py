@@ -143,7 +143,7 @@ def refusal(plan: Plan, budget: Budget, models: Sequence[str] = ()) -> Insuffici
     assert not plan.fits, "a plan that fits is not refused"
     settings = plan.settings
     available_bytes, limit = budget.bytes, budget.limit
-    short = max(plan.devices, key=lambda device: device.total_bytes - device.budget_bytes)
+    short = plan.shortest
     if short.device != CPU:
         available_bytes, limit = short.budget_bytes, f"free on {short.device}"
     elif short.budget_bytes < available_bytes:

@@ -14,6 +14,7 @@ import msgspec
 
 from laya.types import MIB
 
+NO_BINDING = "NVIDIA's cards are seen with the package nvidia-ml-py, which is not installed"
 KEPT_FREE_BYTES, KEPT_FREE_SHARE = 512 * MIB, 0.03
 
 
@@ -49,6 +50,7 @@ class GpuMeter:
     def __init__(self, library: Any = None) -> None:
         """library: stands in for pynvml; None: the real one, where there is one."""
         self._library = library or _pynvml()
+        self.why_none = "no GPU was found" if self._library is not None else f"no GPU was found ({NO_BINDING})"
         self._errors: tuple[type[Exception], ...] = ()
         if self._library is not None:
             self._errors = (self._library.NVMLError, OSError)

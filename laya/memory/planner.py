@@ -79,7 +79,8 @@ def decide(model: Model, asked: AskedSettings, choice: Choice) -> PlannedSetting
     )
     placed = with_split(load_of(model, settings), asked, offloads=choice.offloads)
     if uses_gpus(model, asked) and not placed.gpu_layers:  # not one fits: as on a machine without
-        return decide(model, msgspec.structs.replace(asked, gpu_layers=0, gpus=(), tensor_split=()), choice)
+        none = msgspec.structs.replace(asked, gpu_layers=0, gpus=(), tensor_split=())
+        return msgspec.structs.replace(decide(model, none, choice), spills=True)
     return placed
 
 

@@ -39,7 +39,7 @@ def with_split(load: Load, asked: AskedSettings, *, offloads: bool) -> PlannedSe
     if load.facts.shape.n_expert and asked.experts_on_cpu is None:
         counts = range(1, n_layer + 1)
         kept = bisect_left(counts, True, key=lambda n: is_on_gpus(load, _placed(load, asked, wanted, n))) + 1
-        placed = _placed(load, asked, wanted, min(kept, n_layer))
+        placed = msgspec.structs.replace(_placed(load, asked, wanted, min(kept, n_layer)), spills=True)
         if kept <= n_layer:
             return placed
     if asked.gpu_layers is not None:
@@ -47,7 +47,7 @@ def with_split(load: Load, asked: AskedSettings, *, offloads: bool) -> PlannedSe
     fewer = range(every - 1, -1, -1)
     kept = placed.experts_on_cpu
     at = bisect_left(fewer, True, key=lambda n: is_on_gpus(load, _placed(load, asked, n, kept)))
-    return _placed(load, asked, fewer[min(at, len(fewer) - 1)], kept)
+    return msgspec.structs.replace(_placed(load, asked, fewer[min(at, len(fewer) - 1)], kept), spills=True)
 
 
 def is_on_gpus(load: Load, settings: PlannedSettings) -> bool:
