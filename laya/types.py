@@ -235,6 +235,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     measured_bytes: int | None = None  # peak resident bytes of the child
     anonymous_bytes: int = 0  # what it holds now that the kernel can't drop
     pid: int | None = None
+    node: str | None = None  # of a cluster, where its engine is; None: this machine
     error: str | None = None
     restarts: int = 0
     gpu_layers: GpuLayers | None = None  # of the engine that runs, where layers were planned for a GPU

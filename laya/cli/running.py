@@ -32,14 +32,17 @@ def ps(as_json: Json = False) -> None:
     shown_models = [model for model in state["models"] if model["state"] != "unloaded"]
     has_gpu = any(model["gpu_layers"] for model in shown_models)
     table = Table(box=None, pad_edge=False, header_style="dim")
+    nodes = [_nodes_of(model) for model in shown_models]
     for column, justify in (
         ("MODEL", "left"), ("STATE", "left"), ("PLANNED", "right"), ("MEASURED", "right"), ("HELD", "right"),
         *([("GPU", "right")] if has_gpu else []),
-        ("CONTEXT", "right"), ("RUNNING", "right"), ("QUEUED", "right"), ("IDLE", "right"), ("", "left"),
+        ("CONTEXT", "right"), ("RUNNING", "right"), ("QUEUED", "right"), ("IDLE", "right"),
+        *([("NODE", "left")] if any(nodes) else []), ("", "left"),
     ):  # fmt: skip
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    for model in shown_models:
-        table.add_row(*_row(model, has_gpu=has_gpu))
+    for model, node in zip(shown_models, nodes, strict=True):
+        *cells, doing = _row(model, has_gpu=has_gpu)
+        table.add_row(*cells, *([node] if any(nodes) else []), doing)
     memory = state["memory"]
     console.print(
         f"{memory['reserved_bytes'] / MIB:.0f} of {memory['budget_bytes'] / MIB:.0f} MiB reserved ({memory['limit']})"
@@ -79,6 +82,12 @@ def _gpu_of(layers: dict[str, Any] | None) -> str:
         return "-"
     words = f"{layers['loaded']}/{layers['total'] or layers['planned']}"
     return f"[red]{words}[/]" if layers["loaded"] < layers["planned"] else words
+
+
+def _nodes_of(model: dict[str, Any]) -> str:
+    """Where its engines are in a cluster; "" on this machine."""
+    engines = model.get("extra", {}).get("replicas") or [model]
+    return ", ".join(dict.fromkeys(shown(engine["node"]) for engine in engines if engine.get("node")))
 
 
 def _size_of(settings: dict[str, Any]) -> str:

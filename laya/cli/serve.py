@@ -36,6 +36,7 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on; other than
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port (default 8000; 0: any free one).")]
 Lan = Annotated[bool, typer.Option("--lan", help="Make a key, listen on all addresses, print what to paste.")]
 Budget = Annotated[str | None, typer.Option("--memory-budget", help="Bytes engines may use in all, e.g. 8GiB or 50%.")]
+Ray = Annotated[str | None, typer.Option("--ray", help="Run engines on the nodes of this Ray cluster: HOST:6379.")]
 Anyway = Annotated[bool, typer.Option("--anyway", help="Load what does not fit too, held to the memory that is free.")]
 
 
@@ -48,6 +49,7 @@ def serve(
     lan: Lan = False,
     memory_budget: Budget = None,
     anyway: Anyway = False,
+    ray: Ray = None,
 ) -> None:
     """Serve models on one port. Settings of config.yaml, vLLM and llama.cpp work as flags (--max-seq-len 8192)."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -59,6 +61,7 @@ def serve(
         file=config_file,
         memory_budget=memory_budget,
         anyway=anyway,
+        ray_address=ray,
         host=host,
         port=port,
         lan=lan,

@@ -20,6 +20,7 @@ from laya.config.hosts import is_loopback
 from laya.config.keys import hash_key, new_key
 from laya.config.load import config_from
 from laya.config.places import DATABASE, config_path
+from laya.config.ray import RayConfig, address_fault
 from laya.errors import ConfigError, LayaError
 from laya.gateway.kinds import kind_of
 from laya.gateway.live_keys import lasts, read_keys
@@ -46,6 +47,7 @@ class ServedConfig:
         file: Path | None = None,
         memory_budget: str | None = None,
         anyway: bool = False,
+        ray_address: str | None = None,
         host: str | None = None,
         port: int | None = None,
         lan: bool = False,
@@ -55,6 +57,7 @@ class ServedConfig:
         self._file = file
         self._memory_budget = memory_budget
         self._anyway = anyway
+        self._ray_address = ray_address
         self._host, self._port, self._lan = host, port, lan
         self._says_something = False
         self._host_place = ""  # where the file says what to listen on, as messages begin with it
@@ -76,6 +79,11 @@ class ServedConfig:
             memory = msgspec.structs.replace(memory, budget=self._memory_budget)
         memory = msgspec.structs.replace(memory, anyway=memory.anyway or self._anyway)
         config = msgspec.structs.replace(config, memory=memory)
+        if self._ray_address is not None:
+            fault = address_fault(self._ray_address)
+            if fault is not None:
+                raise ConfigError(f"--ray {self._ray_address}: {fault}", param="--ray")
+            config = msgspec.structs.replace(config, ray=RayConfig(address=self._ray_address))
         check_engine_arguments(config)
         try:
             config, lan_key = _with_address(config, self._host, self._port, self._lan, self._home)

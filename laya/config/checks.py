@@ -14,6 +14,7 @@ from msgspec import UNSET
 from laya.config.check_programs import check_programs
 from laya.config.check_routing import check_routing
 from laya.config.document import Document, KeyPath, dotted
+from laya.config.ray import address_fault
 from laya.config.schema import Config
 from laya.config.settings import KV_CACHE_DTYPES, VLLM_KV_CACHE_DTYPES, ModelSettings
 from laya.config.store import STORE_SCHEMES
@@ -54,6 +55,7 @@ def check_config(config: Config, document: Document) -> None:
     _check_gpu_numbers(config, document)
     _check_store(config, document)
     _check_traces(config, document)
+    _check_ray(config, document)
     check_routing(config, document)
 
 
@@ -91,6 +93,13 @@ def _check_traces(config: Config, document: Document) -> None:
         fault = endpoint_fault(endpoint) or (None if is_installed() else f"what sends traces is not here: {EXTRA}")
         if fault:
             raise document.error(("traces", "endpoint"), f"traces.endpoint: {fault}")
+
+
+def _check_ray(config: Config, document: Document) -> None:
+    address = config.ray.address
+    fault = address_fault(address) if address is not None else None
+    if fault:
+        raise document.error(("ray", "address"), f"ray.address: {fault}")
 
 
 def _check_names(config: Config, document: Document) -> None:

@@ -14,6 +14,7 @@ from laya.config.document import Document, KeyPath, dotted, shown
 from laya.config.foreign import foreign_key
 from laya.config.key_entries import key_entries
 from laya.config.model_limits import ModelLimits
+from laya.config.ray import RayConfig
 from laya.config.request_log import RequestLogConfig
 from laya.config.routing import RoutingConfig
 from laya.config.schema import Config, MemoryConfig, ModelConfig
@@ -43,7 +44,8 @@ _WORDS = {inspect.BoolType: "true or false", inspect.StrType: "text", inspect.No
 _EMPTY: dict[type, type] = {inspect.ListType: list, inspect.DictType: dict}
 _SECTIONS = {
     "server": ServerConfig, "memory": MemoryConfig, "routing": RoutingConfig, "store": StoreConfig,
-    "request_log": RequestLogConfig, "traces": TracesConfig, "limits": ModelLimits, "defaults": SamplingDefaults,
+    "request_log": RequestLogConfig, "traces": TracesConfig, "ray": RayConfig, "limits": ModelLimits,
+    "defaults": SamplingDefaults,
 }  # fmt: skip
 _SHORT_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmM]|[eE]\+?(\d))")  # 4k, 1e3
 MAX_NAMED_KEYS = 12

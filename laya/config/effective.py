@@ -36,6 +36,7 @@ def effective(config: Config, document: Document | None = None) -> dict[str, Any
         "store": msgspec.to_builtins(config.store),
         "request_log": msgspec.to_builtins(config.request_log),
         "traces": msgspec.to_builtins(config.traces),
+        "ray": msgspec.to_builtins(config.ray),
         **_settings(config.for_model("")),
         "models": {name: _model(config.for_model(name), entry) for name, entry in config.models.items()},
     }

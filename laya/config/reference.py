@@ -17,6 +17,7 @@ from laya.config.check_programs import default_of_key
 from laya.config.convert import describe, unit_of
 from laya.config.model_limits import ModelLimits
 from laya.config.program import PROGRAM_KEYS
+from laya.config.ray import RayConfig
 from laya.config.remote import REMOTE_KEYS
 from laya.config.request_log import RequestLogConfig
 from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
@@ -124,6 +125,7 @@ def example(schema_path: str = "laya/config.schema.json") -> str:
         ("store", StoreConfig),
         ("request_log", RequestLogConfig),
         ("traces", TracesConfig),
+        ("ray", RayConfig),
     )
     for section, struct in sections:
         lines += ["", f"# {_description(Config, section)}", f"{section}:"]
@@ -200,6 +202,7 @@ def key_tables() -> str:
         ("`store`", StoreConfig, StoreConfig.__struct_fields__),
         ("`request_log`", RequestLogConfig, RequestLogConfig.__struct_fields__),
         ("`traces`", TracesConfig, TracesConfig.__struct_fields__),
+        ("`ray`", RayConfig, RayConfig.__struct_fields__),
         ("Settings of models: at the top level or under `models.<name>`", ModelSettings, SETTING_NAMES),
         ("Only under `models.<name>`", ModelConfig, ("source", "aliases", *PROGRAM_KEYS, *REMOTE_KEYS)),
         ("`limits`", ModelLimits, ModelLimits.__struct_fields__),

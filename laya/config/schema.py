@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from laya.config.ray import RayConfig
 from laya.config.request_log import RequestLogConfig
 from laya.config.routing import RoutingConfig
 from laya.config.server import ServerConfig
@@ -81,6 +82,9 @@ class Config(ModelSettings, kw_only=True, forbid_unknown_fields=True):
     store: Annotated[StoreConfig, Meta(description="Where conversations are kept, and for how long.")] = msgspec.field(
         default_factory=StoreConfig
     )
+    ray: Annotated[
+        RayConfig, Meta(description="Engines on the nodes of a Ray cluster, by the extra laya-llm[ray].")
+    ] = msgspec.field(default_factory=RayConfig)
     request_log: Annotated[
         RequestLogConfig, Meta(description="A line for each request, in a file; off unless asked.")
     ] = msgspec.field(default_factory=RequestLogConfig)

@@ -27,6 +27,12 @@ logger = logging.getLogger(__name__)
 REMAINS_LOOK_EVERY_S = 0.01
 REMAINS_WAIT_S = 10.0  # a process that the kernel holds for longer is told, and waited for no more
 PIPE_END_WAIT_S = 1.0  # after the exit, for the last lines, should something still hold the pipe
+_lasting = {threading.main_thread()}  # threads that end only with this process
+
+
+def spawn_from_this_thread() -> None:
+    """The current thread, too, ends only with this process, so that children may be spawned from it."""
+    _lasting.add(threading.current_thread())
 
 
 class Child:
@@ -47,7 +53,7 @@ class Child:
         control_group: the folder of the one that the child enters, before it starts anything.
         """
         # PR_SET_PDEATHSIG fires when the *thread* that forked ends, so it has to be the one that ends last.
-        assert threading.current_thread() is threading.main_thread(), "children are spawned from the main thread"
+        assert threading.current_thread() in _lasting, "children are spawned from a thread that lasts"
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = self._loop.create_future()
         self._stderr_ended: asyncio.Future[None] = self._loop.create_future()

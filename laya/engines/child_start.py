@@ -43,7 +43,7 @@ def die_with_parent() -> None:
 
 def step_back(nice: int, oom_score_adj: int) -> None:
     """Make this process the first to be slowed down and to be killed, and keep its memory out of core files."""
-    os.nice(nice)
+    os.nice(max(0, nice - os.nice(0)))  # a parent may have stepped back already
     for path, value in (
         ("/proc/self/oom_score_adj", oom_score_adj),
         # Where the kernel groups tasks by session, nice counts only inside the group; the group has its own.

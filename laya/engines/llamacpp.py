@@ -15,7 +15,6 @@ from laya.engines.offload import VERBOSITY
 from laya.engines.settings import EngineSettings
 from laya.types import MIB, PlannedSettings
 
-HOST = "127.0.0.1"
 MOST_GPUS = 128  # the length of llama.cpp's array
 # The gateway sends a body at once, so a slow read is a fault. A write may wait for a client that reads slowly.
 READ_TIMEOUT_S = 60
@@ -58,7 +57,7 @@ def _served_params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
     return {
         "model.path": absolute(settings.path),
         "model_alias": [settings.model_id],  # a bare string would be read letter by letter
-        "hostnames": [HOST],
+        "hostnames": [settings.host],
         "port": 0,
         "api_keys": [api_key],
         "ui": False,
@@ -146,7 +145,7 @@ def flags(settings: EngineSettings) -> list[str]:
     pairs = {
         "--model": absolute(settings.path),
         "--alias": settings.model_id,
-        "--host": HOST,
+        "--host": settings.host,
         "--port": 0,
         "--timeout": WRITE_TIMEOUT_S,
         "--threads-http": settings.http_threads,

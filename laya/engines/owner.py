@@ -5,7 +5,7 @@ tasks of its own that end by posting an event. States, and what may follow them:
 
     unloaded -> loading -> ready -> draining -> unloaded
                 loading -> failed, unloaded (refused), draining (unloaded while loading)
-                ready   -> failed (crashed)
+                ready   -> failed (crashed), loading (lost with its node)
     failed   -> loading (on the next demand, after the back-off), unloaded
 """
 
@@ -21,6 +21,7 @@ from laya.engines.cpu_time import family_cpu_s
 from laya.engines.held import Held
 from laya.engines.hooks import Engine, ModelHooks, Surroundings
 from laya.engines.log import EngineLog
+from laya.engines.placed import PlacedEngine
 from laya.errors import EngineFailed, LayaError, ServerStopping
 from laya.types import EngineAddress, ModelState, ModelStatus
 
@@ -88,6 +89,11 @@ class ModelOwner:
         if self._engine is not None:
             self._engine.kill()
 
+    def lose(self, why: str) -> None:
+        """Take its engine for lost, where that is on a node: nothing of it can be reached any more."""
+        if isinstance(self._engine, PlacedEngine):
+            self._engine.lose(why)
+
     @property
     def load_percent(self) -> int | None:
         """How far the load has come; None where none goes on, or nothing is known of it."""
@@ -96,6 +102,8 @@ class ModelOwner:
     @property
     def cpu_s(self) -> float | None:
         """How long its engine has computed; None where there is none."""
+        if isinstance(self._engine, PlacedEngine):
+            return self._engine.cpu_s
         pid = self._engine.pid if self._engine is not None else None
         return family_cpu_s(pid) if pid is not None else None
 
@@ -112,6 +120,7 @@ class ModelOwner:
             since_s=now_s - self._since,
             measured_bytes=self._measured_bytes,
             pid=self._engine.pid if self._engine is not None else None,
+            node=self._engine.node if isinstance(self._engine, PlacedEngine) else None,
             error=self.error,
             restarts=self._restarts,
             gpu_layers=self.address.gpu_layers if self.address is not None else None,
@@ -219,7 +228,10 @@ class ModelOwner:
         self._held.end(engine)
         self.error = f"The engine of '{self.model_id}' stopped by itself: {reason}"
         logger.error("%s", self.error)
-        self._set("failed")
+        if isinstance(engine, PlacedEngine) and engine.is_lost and self._back_off.failures == 1:
+            self._begin_load()  # it goes elsewhere at once; only who is lost again and again is left alone
+        else:
+            self._set("failed")
 
     def _on_stuck(self) -> None:
         """SIGKILL did not help yet: whoever waits is told, the memory stays reserved."""

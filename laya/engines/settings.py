@@ -19,6 +19,7 @@ from laya.types import PlannedSettings
 
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 LOAD_TIMEOUT_S = 300.0
+LOOPBACK = "127.0.0.1"
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +36,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None  # the text of a Jinja template; None = the one in the file
     pooling: Pooling | None = None  # task embed: None = the file's own; a file without one needs "mean" or "last"
     engine_path: Path | None = None  # the user's own llama-server instead of the built-in engine
+    host: str = LOOPBACK  # where it listens
     threads_file: str | None = None  # where the child reads how many threads it may use now; None: as planned
     ceiling_bytes: int | None = None  # the most it may hold, its mapped file included; None: not limited
     load_timeout_s: float = LOAD_TIMEOUT_S  # from spawn to the first generated token

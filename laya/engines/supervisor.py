@@ -94,6 +94,11 @@ class Supervisor:
         owner = self._owners.get(model_id)
         return owner.cpu_s if owner is not None else None
 
+    def lose(self, model_id: str, why: str) -> None:
+        """Take a model's engine for lost, where that is on a node: it is loaded again, on another one if there is."""
+        if owner := self._owners.get(model_id):
+            owner.lose(why)
+
     async def ensure_ready(self, model_id: str) -> EngineAddress:
         """Load if need be; any number of callers share one load, and one that leaves does not end it for the others.
 

@@ -60,6 +60,7 @@ class Endpoint:
         self.settings = settings
         self.is_remote = settings.engine == "remote"
         self.origin = self._origin()  # of an answer, as it stands in its head
+        self.node: str | None = None  # of a cluster, that its engine is on; None: this machine, or nowhere yet
         self.is_replica = settings.replicas > 1
         self.kinds = KINDS_OF[settings.task]
         self.stats = stats
@@ -98,6 +99,11 @@ class Endpoint:
     @property
     def model_id(self) -> str:
         return self.settings.id
+
+    @property
+    def is_here(self) -> bool:
+        """Whether what its engine holds is this machine's."""
+        return not self.is_remote and self.node is None
 
     @property
     def ttl_s(self) -> float | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from laya.config import Config, ResolvedModel
 from laya.config.places import DATABASE
+from laya.engines.cluster import Cluster
 from laya.engines.hooks import Ending
 from laya.engines.launcher import StartSettings
 from laya.engines.supervisor import Supervisor
@@ -27,7 +28,9 @@ from laya.gateway.idling import unload_idle
 from laya.gateway.kinds import kind_of
 from laya.gateway.load_events import LoadEvents
 from laya.gateway.loading import Loading
+from laya.gateway.node_loss import NodeLoss
 from laya.gateway.outgrown import Outgrown
+from laya.gateway.placing import Placing, account
 from laya.gateway.pools import Pools
 from laya.gateway.relief import Relief
 from laya.gateway.replicas import Replicas
@@ -64,7 +67,9 @@ class Fleet(Shown):
         supervisor: Supervisor,
         machine: Machine,
         events: Events | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
+        """cluster: whose nodes run the engines that can be placed; None: all run on this machine."""
         super().__init__(config, home=home, router=router, stats=stats, supervisor=supervisor)
         self.machine = machine
         self.events = events or Events()
@@ -75,7 +80,10 @@ class Fleet(Shown):
         self.ledger = self.loading.ledger
         self.threads = Threads(self.ledger, machine.cores)
         self.relief = Relief(self)
-        self.room = Room(self.ready, self.loading.reach_bytes, Turns(self))
+        self.cluster = cluster
+        self.placing = Placing(self, self._evict)
+        self.losses = NodeLoss(self)
+        self.room = Room(self.ready, self._reach_bytes, Turns(self))
         self.together = Replicas(self)
         self.draining = Draining(self)
         self.health = Health(self)
@@ -184,7 +192,7 @@ class Fleet(Shown):
 
     async def _evict(self, endpoint: Endpoint, wanted_id: str) -> None:
         self.stats.count_unload(endpoint.model_id, "evicted")
-        held_bytes = self.ledger.held_by(endpoint.name, "cpu")
+        held_bytes = self.held_bytes(endpoint)
         text = f"'{endpoint.name}' was idle and is unloaded to make room for '{wanted_id}'"
         self.events.add("evicted", text, level="info", model=endpoint.model_id, held_bytes=held_bytes)
         await self.unload(endpoint, deadline_s=0.0)
@@ -192,23 +200,33 @@ class Fleet(Shown):
     async def _prepare(self, endpoint: Endpoint) -> StartSettings:
         """Called by the supervisor just before a child is started: the plan that it is started with."""
         name = endpoint.name
-        self.relief.check_admitting(name)
+        is_placed = self.placing.is_for(endpoint.settings)
+        if not is_placed:
+            self.relief.check_admitting(name)
         self._outgrown.check(name)
         file = self.files[endpoint.model_id]
         kind = kind_of(endpoint.settings)
         kind.check(endpoint.settings, file)
         anyway = self.config.memory.anyway or self._outgrown.is_insisted(name)
         self.started_with[name] = endpoint.settings, file
+        if is_placed:
+            placed, self.plans[name] = await self.placing.settings(endpoint, file, anyway=anyway)
+            endpoint.no_room = None
+            return placed
         plan = await self.loading.reserve(endpoint, file, anyway=anyway)
         self.plans[name], endpoint.no_room = plan, None
         grant = self.threads.admit(endpoint, plan.settings.n_threads)
         return kind.start(endpoint.settings, file, plan, grant, name=name)
 
     def leaving_order(self, wanted: Endpoint | None, *, at_once: bool = False) -> list[Endpoint]:
+        """`may_leave_for`, of this machine."""
+        return [other for other in self.may_leave_for(wanted, at_once=at_once) if other.is_here]
+
+    def may_leave_for(self, wanted: Endpoint | None, *, at_once: bool = False) -> list[Endpoint]:
         """Idle engines that may leave for another model, the longest unused first. at_once: also who lingers."""
         own, now_s = self.replicas(wanted) if wanted is not None else (), time.monotonic()
         idle = [other for other in self.endpoints.values() if other not in own and other.may_leave]
-        idle = [other for other in idle if not other.is_remote]  # which would give nothing back
+        idle = [other for other in idle if not other.is_remote]  # which would give nothing back anywhere
         idle = [other for other in idle if at_once or not other.lingers(now_s)]
         return sorted(idle, key=lambda endpoint: endpoint.last_used_s)
 
@@ -217,8 +235,16 @@ class Fleet(Shown):
         others = (other for other in self.endpoints.values() if other is not endpoint)
         return [other for other in others if other.settings.pinned or other.model_id == endpoint.model_id]
 
+    def held_bytes(self, endpoint: Endpoint) -> int:
+        """What its engine holds of the memory of its machine."""
+        return self.ledger.held_by(endpoint.name, account(endpoint.node) if endpoint.node is not None else "cpu")
+
+    def _reach_bytes(self, endpoint: Endpoint) -> int:
+        is_placed = self.placing.is_for(endpoint.settings)
+        return self.placing.reach_bytes(endpoint) if is_placed else self.loading.reach_bytes()
+
     def budget(self) -> Budget:
-        """What engines may use in all, as of now."""
+        """What engines of this machine may use in all, as of now."""
         return self.loading.budget()
 
     # what engines do
@@ -229,9 +255,12 @@ class Fleet(Shown):
             self.open(endpoint, address)
             return
         endpoint.has_failed = state == "failed"
+        lost_with = endpoint.node if state == "loading" and endpoint.pool is not None else None
         if state in ("unloaded", "failed"):
-            endpoint.keep_alive_s = None
+            endpoint.keep_alive_s = endpoint.node = None
         self._close(endpoint)
+        if lost_with is not None:
+            self.losses.lost(endpoint, lost_with)
         if state == "failed" and endpoint.queue:
             self.wake(endpoint)
 
@@ -302,7 +331,8 @@ class Fleet(Shown):
         if file is None:
             return None  # a reload took the model away meanwhile
         try:
-            plan = await self.loading.plan(endpoint, file, self.budget())
+            is_placed = self.placing.is_for(endpoint.settings)
+            plan = await self.loading.plan(endpoint, file, self.placing.budget() if is_placed else self.budget())
             tokens = told_window(plan.settings) if plan.fits else None
         except LayaError:
             tokens = None

@@ -72,7 +72,7 @@ class Loading:
 
     def budget(self) -> Budget:
         """What engines may use in all, as of now."""
-        held_bytes = sum(status.anonymous_bytes for status in self._supervisor.status())
+        held_bytes = sum(status.anonymous_bytes for status in self._supervisor.status() if status.node is None)
         # used now, but promised by our plans, so it is in the budget
         budget = self._machine.budget(self._config.memory.budget, own_bytes=held_bytes)
         self.cards.read()
@@ -94,13 +94,20 @@ class Loading:
         return msgspec.structs.replace(budget, bytes=max(0, free_bytes), gpu_bytes=gpu_bytes)
 
     async def plan(
-        self, endpoint: Endpoint, file: ModelFile, budget: Budget, settings: ResolvedModel | None = None
+        self,
+        endpoint: Endpoint,
+        file: ModelFile,
+        budget: Budget,
+        settings: ResolvedModel | None = None,
+        *,
+        n_threads: int | None = None,
     ) -> Plan:
         """What the model needs, and what it would be started with inside this budget.
 
-        settings: others than it has now; what engines of it run with does not bind those.
+        settings: others than it has now; what engines of it run with does not bind those. n_threads: where the user
+        says none, on another machine than this.
         """
-        asked = self._asked(endpoint) if settings is None else settings.asked()
+        asked = self._asked(endpoint, n_threads) if settings is None else settings.asked()
         settings = settings or endpoint.settings
         return await asyncio.to_thread(kind_of(settings).plan, settings, file, asked, budget, self._corrections)
 
@@ -110,14 +117,15 @@ class Loading:
         givers = [endpoint, *self._others.leaving_order(endpoint)]
         return await self.plan(endpoint, file, self._with(budget, givers), settings)
 
-    def _asked(self, endpoint: Endpoint) -> AskedSettings:
+    def _asked(self, endpoint: Endpoint, n_threads: int | None) -> AskedSettings:
         """What the user decided, and what was decided already: replicas of a model promise the same to requests."""
         asked = endpoint.settings.asked()
         twin = self._others.together.twin(endpoint)
         if twin is not None:
             asked = msgspec.structs.replace(asked, max_seq_len=twin.max_seq_len, kv_cache_dtype=twin.kv_cache_dtype)
         if asked.n_threads is None:
-            asked = msgspec.structs.replace(asked, n_threads=self._others.threads.fixed_for(endpoint))
+            n_threads = n_threads or self._others.threads.fixed_for(endpoint)
+            asked = msgspec.structs.replace(asked, n_threads=n_threads)
         return asked
 
     async def reserve(self, endpoint: Endpoint, file: ModelFile, *, anyway: bool) -> Plan:

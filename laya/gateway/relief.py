@@ -74,7 +74,7 @@ class Relief:
 
     async def stop_youngest(self, reason: str) -> str | None:
         """Stop the engine that was started last, whatever it does; its requests end with the reason. Gives its id."""
-        by_name = {each.name: each for each in self._fleet.endpoints.values() if not each.is_remote}
+        by_name = {each.name: each for each in self._fleet.endpoints.values() if each.is_here}
         running = [status for status in self._fleet.supervisor.status() if status.state in _RUNS]
         running = [status for status in running if status.id in by_name]
         if not running:

@@ -14,9 +14,9 @@ import msgspec
 from laya.config import Config, ResolvedModel
 from laya.config.resolve import RESOLVED_NAMES
 
-SECTIONS = ("server", "memory", "routing", "store", "request_log", "traces")
+SECTIONS = ("server", "memory", "routing", "store", "request_log", "traces", "ray")
 WITH_SERVER = frozenset(
-    {"server.host", "server.port", "server.cors_origins", "server.share_prompt_cache", "store.url"}
+    {"server.host", "server.port", "server.cors_origins", "server.share_prompt_cache", "store.url", "ray.address"}
 )  # what listens, what was handed out, and what engines were all started with
 _WATCH = "server.watch_config"  # turned on at once; off with the next start, or a file half written would do it
 _AT_ONCE = frozenset(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laya.errors import LayaError
+from laya.gateway.node_loss import wait_for_next
 from laya.gateway.ruling import choose
 from laya.gateway.tool_support import check_told
 from laya.routing.health import RetryBudget, may_retry
@@ -34,7 +35,7 @@ class Retries:
         """A request has met an engine's own fault; whether another replica takes it."""
         if exchange.was_sent and exchange.endpoint is not None:
             self._dispatcher.fleet.health.failed(exchange.endpoint)
-        return self.try_elsewhere(exchange)
+        return self.try_elsewhere(exchange) or wait_for_next(self._dispatcher, exchange)
 
     def turned_away(self, exchange: Exchange) -> None:
         """An engine answered that it will not do it: as if it had never been sent there."""

@@ -43,6 +43,8 @@ class Rolling:
         planned = serving[0].planned
         if planned is not None and planned.task != settings.task:
             return Way(False, "they are for another task then")
+        if serving[0].node is not None:  # of a cluster, where what the old one held is free for the new one
+            return Way(True)
         try:
             plan = await self._fleet.loading.plan_in_place(serving[0], settings, file)
         except LayaError as error:

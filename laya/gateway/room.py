@@ -25,9 +25,9 @@ class Room:
     """The loads that wait, the longest waiting first."""
 
     def __init__(
-        self, load: Callable[[Endpoint], Awaitable[EngineAddress]], reach_bytes: Callable[[], int], turns: Turns
+        self, load: Callable[[Endpoint], Awaitable[EngineAddress]], reach_bytes: Callable[[Endpoint], int], turns: Turns
     ) -> None:
-        """reach_bytes: what is free now, and what idle models would return."""
+        """reach_bytes: what is free now for an endpoint's engine, and what idle models would return."""
         self._load = load
         self._reach_bytes = reach_bytes
         self._turns = turns
@@ -64,7 +64,7 @@ class Room:
         while is_wanted():
             self._turns.ask(endpoint, since_s, error)
             await self._news()
-            may_try = self._turns.may_try(endpoint) and self._reach_bytes() > seen_bytes
+            may_try = self._turns.may_try(endpoint) and self._reach_bytes(endpoint) > seen_bytes
             if is_wanted() and (endpoint.pool is not None or may_try):
                 return True
         return False

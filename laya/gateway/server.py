@@ -25,6 +25,7 @@ from starlette.applications import Starlette
 from laya.config import Config
 from laya.config.places import DATABASE
 from laya.engines.ceiling import Ceilings
+from laya.engines.cluster import Cluster
 from laya.engines.making import make_engine
 from laya.engines.supervisor import SHUTDOWN_S, Supervisor
 from laya.errors import LayaError, ServerStopping
@@ -122,10 +123,11 @@ class Gateway:
         self.router = RequestRouter()
         self.events = Events()
         self.ceilings = Ceilings()
+        self.cluster = Cluster(config.ray.address) if config.ray.address is not None else None
         if supervisor is None:
             self.ceilings, support = claim_ceilings()
             logger.info("%s", support.words)
-            maker = functools.partial(make_engine, ceilings=self.ceilings)
+            maker = functools.partial(make_engine, ceilings=self.ceilings, cluster=self.cluster)
             supervisor = Supervisor(logs_dir=home / "logs", make_engine=maker)
         self.supervisor = supervisor
         self.fleet = Fleet(
@@ -136,7 +138,10 @@ class Gateway:
             supervisor=self.supervisor,
             machine=Machine(),
             events=self.events,
+            cluster=self.cluster,
         )
+        if self.cluster is not None:
+            self.cluster.on_nodes = self.fleet.room.changed
         self.config = config
         self.keys = LiveKeys(config.server, home / DATABASE)
         self.dispatcher = Dispatcher(self.fleet, self.router, self.keys, self.stats)
@@ -212,6 +217,13 @@ def run(
     failure: list[LayaError] = []
 
     async def load_all() -> None:
+        if gateway.cluster is not None:
+            try:
+                await gateway.cluster.connect()
+            except LayaError as error:
+                failure.append(error)
+                server.should_exit = True
+                return
         for endpoint in wanted:
             try:
                 await gateway.fleet.load(endpoint)
@@ -236,6 +248,8 @@ def run(
             for task in tasks:
                 task.cancel()
             await gateway.supervisor.shutdown(0.0 if server.force_exit else SHUTDOWN_S)
+            if gateway.cluster is not None:
+                await gateway.cluster.close()
             gateway.dispatcher.streams.close()
             gateway.dispatcher.express.close()
             await gateway.operating.traces.close(0.0 if server.force_exit else FLUSH_S)

@@ -41,14 +41,15 @@ class Turns:
             return
         now_s = time.monotonic()
         short_bytes = error.details["need_bytes"] - error.details["available_bytes"]
-        short_bytes -= sum(self._held_bytes(each) for each in self._yielding)
+        held_bytes = error.details["held_bytes"]  # by those that are in its way; on other nodes nobody is
+        short_bytes -= sum(held_bytes.get(each.name, 0) for each in self._yielding)
         if short_bytes <= 0:
             return
         found: list[Endpoint] = []
-        for holder in self._holders(wanted):
+        for holder in (each for each in self._holders(wanted) if each.name in held_bytes):
             if now_s - max(since_s, holder.opened_s) >= turn_s(holder, wanted):
                 found.append(holder)
-                short_bytes -= self._held_bytes(holder)
+                short_bytes -= held_bytes[holder.name]
                 if short_bytes <= 0:
                     self._give_way(found, wanted, now_s - since_s)
                     return
@@ -89,4 +90,4 @@ class Turns:
         return sorted(busy, key=lambda each: each.opened_s)
 
     def _held_bytes(self, endpoint: Endpoint) -> int:
-        return self._fleet.ledger.held_by(endpoint.name, "cpu")
+        return self._fleet.held_bytes(endpoint)

@@ -20,11 +20,11 @@ from laya.memory.facts import ModelFacts, facts_before_download, read_facts
 from laya.memory.fit import fit
 from laya.memory.gguf import GgufHeader, read_header
 from laya.memory.gpu import GpuMemory, GpuMeter
-from laya.memory.guard import Ladder, Reading, Step, ceiling_bytes
+from laya.memory.guard import Ladder, Reading, Step, ceiling_bytes, plan_bytes_within
 from laya.memory.hf import HfFacts, facts_of_hf
 from laya.memory.ledger import THREADS, Ledger
 from laya.memory.limits import MEMORY_LIMIT
-from laya.memory.machine import Budget, Machine, MachineFacts
+from laya.memory.machine import Budget, Machine, MachineFacts, budget_within
 from laya.memory.placement import CPU
 from laya.memory.plan_source import plan_source
 from laya.memory.planner import Model
@@ -62,10 +62,12 @@ __all__ = [
     "Step",
     "VllmSettings",
     "after_run",
+    "budget_within",
     "ceiling_bytes",
     "facts_of_hf",
     "mounts",
     "plan_before_download",
+    "plan_bytes_within",
     "plan_file",
     "plan_program",
     "plan_remote",

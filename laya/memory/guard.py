@@ -116,3 +116,8 @@ def ceiling_bytes(plan: Plan, limit_bytes: int | None = None) -> int:
         return max(ram.budget_bytes // MIB * MIB, CEILING_MARGIN_BYTES)
     wanted = -(-(int(ram.total_bytes * CEILING_SHARE) + CEILING_MARGIN_BYTES) // MIB) * MIB
     return wanted if limit_bytes is None else min(wanted, limit_bytes)
+
+
+def plan_bytes_within(limit_bytes: int) -> int:
+    """The largest plan whose ceiling is no higher than this limit."""
+    return max(0, int((limit_bytes // MIB * MIB - CEILING_MARGIN_BYTES) / CEILING_SHARE))

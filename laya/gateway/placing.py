@@ -1,0 +1,273 @@
+"""Owns: which node of the cluster an engine goes to, and what is promised on each node. Starts and stops no engine.
+
+Each node has an account of its own in the ledger, in bytes of ceilings, which is what Ray is told to reserve, too. A
+model is planned for the node with the most room, in what is free there; where none has enough, idle models leave a node
+where this helps. What fits as soon as busy models are done is told so (MemoryBusy); what never fits is refused with the
+bytes of every node. A node without the model's files, or with another Laya, is never chosen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+import laya
+from laya.config import ResolvedModel
+from laya.engines.cluster import Cluster
+from laya.engines.cluster_words import Node, NodeSurvey, WantedFile
+from laya.engines.placed import PlacedSettings
+from laya.engines.settings import EngineSettings
+from laya.engines.supervisor import Supervisor
+from laya.errors import BadModelFile, EngineFailed, InsufficientMemory, MemoryBusy
+from laya.gateway.endpoint import Endpoint
+from laya.gateway.kinds import kind_of
+from laya.gateway.loading import Loading
+from laya.memory import Budget, budget_within, ceiling_bytes, plan_bytes_within, refusal, size_text
+from laya.types import ModelFile, Plan
+
+PLACED_KINDS = ("llamacpp",)
+AVOID_S = 30.0  # a node whose engine was lost; Ray itself may take half of that to see that a node is gone
+
+
+class Others(Protocol):
+    """The fleet, as far as placing needs it."""
+
+    endpoints: dict[int, Endpoint]
+    supervisor: Supervisor
+    loading: Loading
+    cluster: Cluster | None
+
+    def may_leave_for(self, wanted: Endpoint | None) -> list[Endpoint]: ...
+    def kept_for(self, endpoint: Endpoint) -> list[Endpoint]: ...
+
+
+class Spot(msgspec.Struct, frozen=True):
+    """A node that could take the engine."""
+
+    node: Node
+    survey: NodeSurvey
+    total_bytes: int  # that engines of this gateway may have there
+    free_bytes: int
+    limit: str  # what bounds the total
+
+
+class Spots(NamedTuple):
+    """Nodes that could take it, the one with the most room first; why others cannot, by their names."""
+
+    spots: list[Spot]
+    missing: dict[str, str]  # of its files
+    faults: dict[str, str]
+
+
+class Placing:
+    """See the module; of one fleet. One engine is placed at a time, so nothing is promised twice."""
+
+    def __init__(self, others: Others, evict: Callable[[Endpoint, str], Awaitable[None]]) -> None:
+        self._others = others
+        self._evict = evict
+        self._lock = asyncio.Lock()
+        self._avoided_until_s: dict[str, float] = {}  # by names of nodes
+
+    def is_for(self, settings: ResolvedModel) -> bool:
+        """Whether engines of such a model go to nodes."""
+        return self._others.cluster is not None and settings.engine in PLACED_KINDS and settings.engine_path is None
+
+    async def settings(
+        self, endpoint: Endpoint, file: ModelFile, *, anyway: bool = False
+    ) -> tuple[PlacedSettings, Plan]:
+        """What an engine is started with, its bytes promised on its node. Raises what refuses it."""
+        async with self._lock:
+            spot, plan = await self._place(endpoint, file, anyway=anyway)
+            settings = kind_of(endpoint.settings).start(endpoint.settings, file, plan, None, name=endpoint.name)
+            assert isinstance(settings, EngineSettings)
+            files = dict(zip(_files_of(endpoint, file), (Path(each) for each in spot.survey.files), strict=True))
+            settings = msgspec.structs.replace(
+                settings,
+                path=files[settings.path],
+                mmproj=files.get(settings.mmproj) if settings.mmproj else None,
+                draft=files.get(settings.draft) if settings.draft else None,
+                lora=tuple(files[each] for each in settings.lora),
+            )
+            assert settings.ceiling_bytes is not None
+            ledger = self._others.loading.ledger
+            ledger.set_total(account(spot.node.name), spot.total_bytes)
+            ledger.reserve(endpoint.name, account(spot.node.name), settings.ceiling_bytes, overdraw=not plan.fits)
+            endpoint.node = spot.node.name
+            return PlacedSettings(node=spot.node, engine=settings), plan
+
+    def avoid(self, node: str) -> None:
+        """An engine was lost there: for a while it gets none as long as there are others."""
+        self._avoided_until_s[node] = time.monotonic() + AVOID_S
+
+    def budget(self) -> Budget:
+        """What the plan of one engine may have on the node with most memory, were nothing else there."""
+        cluster = self._others.cluster
+        nodes = cluster.nodes if cluster is not None else ()
+        most_bytes = max((node.memory_bytes - node.others_bytes for node in nodes), default=0)
+        n_bytes = plan_bytes_within(most_bytes)
+        return Budget(bytes=n_bytes, limit="the node with most memory", total_bytes=n_bytes, memory_bytes=most_bytes)
+
+    def reach_bytes(self, endpoint: Endpoint) -> int:
+        """What is free, and what idle models would return, on the node where it was last told to wait."""
+        details = endpoint.no_room.details if endpoint.no_room is not None else {}
+        name = details.get("node", "")
+        return self._others.loading.ledger.free(account(name)) + sum(
+            self._held_bytes(each) for each in self._idle_on(name, endpoint)
+        )
+
+    async def _place(self, endpoint: Endpoint, file: ModelFile, *, anyway: bool) -> tuple[Spot, Plan]:
+        while True:
+            found = await self._spots(endpoint, file)
+            spots = found.spots
+            for spot in spots:
+                plan = await self._plan(endpoint, file, spot, spot.free_bytes)
+                if plan.fits:
+                    return spot, plan
+            for spot in spots:
+                leaving = await self._leaving(endpoint, file, spot)
+                if leaving:
+                    for idle in leaving:
+                        if idle.may_leave:  # a request came meanwhile; the next round sees it
+                            await self._evict(idle, endpoint.name)
+                    break
+            else:
+                for spot in spots:
+                    await self._check_busy(endpoint, file, spot)
+                if anyway and spots:
+                    return spots[0], await self._plan(endpoint, file, spots[0], spots[0].free_bytes)
+                raise await self._refusal(endpoint, file, found)
+
+    async def _spots(self, endpoint: Endpoint, file: ModelFile) -> Spots:
+        cluster, ledger = self._others.cluster, self._others.loading.ledger
+        assert cluster is not None
+        surveys = await cluster.survey(_files_of(endpoint, file).values(), avoid=self._avoided(cluster))
+        held = {account(node.name): ledger.held(account(node.name)) for node in cluster.nodes}
+        found = Spots([], {}, {})
+        for node in cluster.nodes:
+            survey = surveys.get(node.id, "an engine was lost there a moment ago")
+            if isinstance(survey, str):
+                found.faults[node.name] = survey
+            elif survey.version != laya.__version__:
+                found.faults[node.name] = f"it has Laya {survey.version}, and this is {laya.__version__}"
+            elif survey.missing:
+                found.missing[node.name] = survey.missing
+            else:
+                budget = self._budget(node, survey)
+                free_bytes = max(0, budget.bytes - held[account(node.name)])
+                found.spots.append(Spot(node, survey, budget.bytes, free_bytes, budget.limit))
+        found.spots.sort(key=lambda spot: -spot.free_bytes)
+        return found
+
+    def _avoided(self, cluster: Cluster) -> set[str]:
+        """The ids of nodes that are left aside now; none where that would be all."""
+        now_s = time.monotonic()
+        avoided = {node.id for node in cluster.nodes if self._avoided_until_s.get(node.name, 0.0) > now_s}
+        return avoided if len(avoided) < len(cluster.nodes) else set()
+
+    def _budget(self, node: Node, survey: NodeSurvey) -> Budget:
+        """What engines of this gateway may have on it: its memory resource, and never more than is safe there."""
+        statuses = self._others.supervisor.status()
+        own_bytes = sum(status.anonymous_bytes for status in statuses if status.node == node.name)
+        safe = budget_within(survey.available_bytes + own_bytes, f"memory of node {node.name}", node.memory_bytes)
+        promised = max(0, node.memory_bytes - node.others_bytes)
+        if promised > safe.bytes:
+            return safe
+        limit = f"memory resource of node {node.name}"
+        return msgspec.structs.replace(safe, bytes=promised, total_bytes=promised, limit=limit)
+
+    async def _plan(self, endpoint: Endpoint, file: ModelFile, spot: Spot, free_bytes: int) -> Plan:
+        """Its plan inside so many bytes of ceiling."""
+        budget = Budget(
+            bytes=plan_bytes_within(free_bytes),
+            limit=spot.limit,
+            total_bytes=spot.total_bytes,
+            memory_bytes=spot.node.memory_bytes,
+        )
+        return await self._others.loading.plan(endpoint, file, budget, n_threads=spot.survey.n_cores)
+
+    async def _leaving(self, endpoint: Endpoint, file: ModelFile, spot: Spot) -> list[Endpoint]:
+        """The fewest idle models of that node whose leaving makes it fit; none where that does not help."""
+        leaving, free_bytes = [], spot.free_bytes
+        for idle in self._idle_on(spot.node.name, endpoint):
+            leaving.append(idle)
+            free_bytes += self._held_bytes(idle)
+            if (await self._plan(endpoint, file, spot, free_bytes)).fits:
+                return leaving
+        return []
+
+    async def _check_busy(self, endpoint: Endpoint, file: ModelFile, spot: Spot) -> None:
+        """Raise MemoryBusy where it fits on that node once busy models are done."""
+        name = spot.node.name
+        here = [each for each in self._others.endpoints.values() if each.node == name and each is not endpoint]
+        kept, idle = self._others.kept_for(endpoint), self._idle_on(name, endpoint)
+        whole_bytes = spot.total_bytes - sum(self._held_bytes(each) for each in here if each in kept)
+        plan = await self._plan(endpoint, file, spot, max(0, whole_bytes))
+        if not plan.fits:
+            return
+        held_bytes = {each.name: self._held_bytes(each) for each in here if each not in idle}
+        holders = ", ".join(f"'{each}' ({size_text(n_bytes)})" for each, n_bytes in held_bytes.items())
+        reach_bytes = spot.free_bytes + sum(self._held_bytes(each) for each in idle)
+        need_bytes = ceiling_bytes(plan, endpoint.settings.memory_limit_bytes)
+        raise MemoryBusy(
+            f"'{endpoint.name}' needs {size_text(need_bytes)}; {size_text(reach_bytes)} of "
+            f"{size_text(spot.total_bytes)} ({spot.limit}) can be had now. The rest is held by models that are at work "
+            f"or pinned: {holders}. It is loaded as soon as they are done; requests wait for that as long as "
+            "queue_timeout_s says.",
+            min((each.mean_service_s for each in here), default=1.0),
+            need_bytes=need_bytes,
+            available_bytes=reach_bytes,
+            held_bytes=held_bytes,
+            node=name,
+        )
+
+    async def _refusal(
+        self, endpoint: Endpoint, file: ModelFile, found: Spots
+    ) -> InsufficientMemory | BadModelFile | EngineFailed:
+        """Why no node can ever have it: every node with its bytes, or what else is wrong with it."""
+        cluster = self._others.cluster
+        assert cluster is not None
+        spots, told = found.spots, [f"{name}: {why}" for name, why in (found.missing | found.faults).items()]
+        if not cluster.nodes:
+            return EngineFailed(f"The Ray cluster at {cluster.address} has no node with memory to promise.")
+        if not spots:
+            words = f"No node of the cluster can load '{endpoint.model_id}': {'; '.join(told)}."
+            if found.faults:  # which may pass
+                return EngineFailed(words, param="model", retry_after_s=1.0)
+            return BadModelFile(f"{words} Copy or pull it there, or share the folder.", param="model")
+        widest = max(spots, key=lambda spot: spot.total_bytes)
+        plan = await self._plan(endpoint, file, widest, widest.total_bytes)
+        if plan.fits:  # what is pinned, or of its own model, stays in the way
+            plan = await self._plan(endpoint, file, widest, widest.free_bytes)
+        error = refusal(plan, Budget(bytes=plan_bytes_within(widest.total_bytes), limit=widest.limit))
+        told += [f"{s.node.name}: {size_text(s.free_bytes)} of {size_text(s.total_bytes)} free" for s in spots]
+        error.message += f" Nodes: {'; '.join(told)}. An engine takes a tenth and 32 MiB more than its plan."
+        error.details["nodes"] = {
+            spot.node.name: {"free_bytes": spot.free_bytes, "total_bytes": spot.total_bytes} for spot in spots
+        }
+        return error
+
+    def _idle_on(self, node: str, wanted: Endpoint) -> list[Endpoint]:
+        return [each for each in self._others.may_leave_for(wanted) if each.node == node]
+
+    def _held_bytes(self, endpoint: Endpoint) -> int:
+        return self._others.loading.ledger.held_by(endpoint.name, account(endpoint.node or ""))
+
+
+def account(node: str) -> str:
+    """The node's name in the ledger."""
+    return f"node/{node}"
+
+
+def _files_of(endpoint: Endpoint, file: ModelFile) -> dict[Path, WantedFile]:
+    """What its engine reads, by where it lies here."""
+    settings = endpoint.settings
+    wanted = {file.path: WantedFile(path=str(file.path), n_bytes=file.path.stat().st_size, name=file.id)}
+    for path in (settings.mmproj, settings.draft, *settings.lora):
+        if path is not None:
+            wanted[path] = WantedFile(path=str(path.absolute()), n_bytes=path.stat().st_size)
+    return wanted
