@@ -148,6 +148,7 @@ class ParsedBody:
     keep_alive_s: float | None = None  # for its model, where it asks for that
     n_choices = 1  # of each prompt
     n_seqs = 1
+    n_texts = 1  # of what is only read: they take turns, and one sequence
     has_tools = False  # that may be called
     forced: ForcedCalls | None = None  # what the answer must call
     not_done: LayaError | None = None  # what llama.cpp would pass over in silence; other engines may do it
@@ -165,6 +166,8 @@ class ParsedBody:
         self.session = head.user  # the conversation this belongs to, as far as the body says
         if isinstance(head, RequestHead):
             self._read_generating(head)
+        elif isinstance(head, EmbeddingHead | RerankHead):
+            self.n_texts = _prompt_count(head.input) if isinstance(head, EmbeddingHead) else len(head.documents)
 
     def _read_generating(self, head: RequestHead) -> None:
         self.generates = True

@@ -19,6 +19,7 @@ from laya.gateway.pool import UpstreamPool
 from laya.gateway.promises import needs_of, promised_tokens
 from laya.gateway.prompts import PromptTurns
 from laya.gateway.queueing import WaitingLine, priority_for
+from laya.gateway.texts import TextTurns
 from laya.gateway.upstream import UpstreamConnection
 from laya.memory import Admission
 from laya.metrics import ModelStats
@@ -238,6 +239,8 @@ class Endpoint:
         if parsed.n_seqs > parsed.n_choices:
             exchange.turns = exchange.turns or PromptTurns(exchange)
             exchange.turns.take(n_seqs // parsed.n_choices)
+        elif parsed.n_texts > 1 and self.is_llamacpp:
+            TextTurns.take_next(exchange)
         self._add_live(exchange)
         return True
 

@@ -31,15 +31,15 @@ def engine_body(exchange: Exchange, endpoint: Endpoint) -> bytes:
         return parsed.data  # nothing is to be set in it
     head = parsed.head
     model = pool.address.model or endpoint.model_id
-    if not parsed.generates:
-        return parsed.edited({"model": model}, drop=("keep_alive",))
     changes: dict[str, Any] = {"model": model}
+    is_split = exchange.turns is not None and exchange.turns.is_split
+    if exchange.turns is not None and is_split:
+        changes[exchange.turns.field] = exchange.turns.prompts_now()
+    if not parsed.generates:  # of a list that goes in turns, the best are known when all are ranked
+        return parsed.edited(changes, drop=("keep_alive", "top_n") if is_split else ("keep_alive",))
     for name, value in endpoint.settings.defaults.items():
         if name not in parsed.fields:
             changes[name] = value
-    is_split = exchange.turns is not None and exchange.turns.is_split
-    if exchange.turns is not None and is_split:
-        changes["prompt"] = exchange.turns.prompts_now()
     if not endpoint.is_llamacpp:
         return _for_others(exchange, endpoint, parsed, changes)
     if isinstance(head, RequestHead):

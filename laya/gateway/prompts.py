@@ -23,6 +23,8 @@ _PROMPTS = msgspec.json.Decoder(list[msgspec.Raw])
 class PromptTurns:
     """The prompts of one exchange: `n_answered`, then `n_now` that are let in, then those that wait."""
 
+    field = "prompt"  # of the body
+
     def __init__(self, exchange: Exchange) -> None:
         parsed = exchange.parsed
         assert parsed is not None
@@ -37,7 +39,7 @@ class PromptTurns:
         self.n_answered = 0
         self._first_s: tuple[float, float] | None = None  # read_s and sent_s of the first turn
         self._prompts: list[msgspec.Raw] | None = None
-        self._relay: _InTurns | None = None
+        self._relay: InTurns | None = None
         self._meta: dict[str, Any] = {}
 
     @property
@@ -57,11 +59,14 @@ class PromptTurns:
         """So many are let in now."""
         self.n_now, self.exchange.upstream_body = n_prompts, b""
 
-    def prompts_now(self) -> list[msgspec.Raw]:
+    def prompts(self) -> list[msgspec.Raw]:
         if self._prompts is None:
             assert self.exchange.parsed is not None
-            self._prompts = _PROMPTS.decode(self.exchange.parsed.fields["prompt"])
-        return self._prompts[self.n_answered : self.n_answered + self.n_now]
+            self._prompts = _PROMPTS.decode(self.exchange.parsed.fields[self.field])
+        return self._prompts
+
+    def prompts_now(self) -> list[msgspec.Raw]:
+        return self.prompts()[self.n_answered : self.n_answered + self.n_now]
 
     def relay(self, *, streams: bool, own_name: str | None) -> Relay:
         """The way of the answers: one for all turns."""
@@ -104,7 +109,7 @@ class PromptTurns:
             exchange.n_tokens_out = usage.completion_tokens or exchange.n_tokens_out
 
 
-class _TurnsUsage(UsageSum):
+class TurnsUsage(UsageSum):
     """Usage of all turns, each summed as if it were all."""
 
     __slots__ = ("_cached_before", "_prompt_before")
@@ -129,11 +134,11 @@ def _cached(usage: dict[str, Any]) -> int:
     return int(usage["prompt_tokens_details"]["cached_tokens"])
 
 
-class _InTurns(Relay):
+class InTurns(Relay):
     """What both ways share: an engine's answer that is whole may be but one turn's."""
 
     turns: PromptTurns
-    usage: _TurnsUsage
+    usage: TurnsUsage
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         if status == 200 and self.turns.has_more:
@@ -156,22 +161,22 @@ class _InTurns(Relay):
         raise AssertionError("each way says what it forgets")
 
 
-class StreamInTurns(_InTurns, StreamRelay):
+class StreamInTurns(InTurns, StreamRelay):
     """Stream in, stream out."""
 
     def __init__(self, exchange: Exchange, turns: PromptTurns, own_name: str | None) -> None:
-        self.turns, self.usage = turns, _TurnsUsage(turns.n_choices)
+        self.turns, self.usage = turns, TurnsUsage(turns.n_choices)
         StreamRelay.__init__(self, exchange, _TurnsFilter(turns, self.usage, own_name))
 
     def begin_turn(self) -> None:
         self._filter.done = False
 
 
-class AnswerInTurns(_InTurns, AssembledAnswer):
+class AnswerInTurns(InTurns, AssembledAnswer):
     """Stream in, whole answer out."""
 
     def __init__(self, exchange: Exchange, turns: PromptTurns, own_name: str | None) -> None:
-        self.turns, self.usage = turns, _TurnsUsage(turns.n_choices)
+        self.turns, self.usage = turns, TurnsUsage(turns.n_choices)
         AssembledAnswer.__init__(self, exchange, own_name)
         self._reader = _TurnsReader(turns, self.usage)
 

@@ -13,7 +13,7 @@ from laya.errors import QueueTimeout
 from laya.gateway.metering import used_tokens
 
 from .front import chat, front, request, until
-from .scripted_engine import DONE, STREAM_HEAD, Call, chunk, event, hello
+from .scripted_engine import DONE, STREAM_HEAD, Call, chunk, event, hello, whole
 from .test_relay import events_of
 
 pytestmark = pytest.mark.anyio
@@ -86,6 +86,67 @@ async def test_choices_of_a_prompt_stay_together(tmp_path: Path) -> None:
         assert prompts_asked(gate) == [["a"], ["bb"]]
         assert answer.json["usage"]["prompt_tokens"] == 6
         assert answer.json["usage"]["completion_tokens"] == 8
+
+
+async def reads_texts(call: Call) -> None:
+    """Tells of each text how long it is, as llama.cpp does."""
+    texts = call.json.get("input") or call.json["documents"]
+    n_tokens = sum(map(len, texts))
+    answer = {"model": "its own", "object": "list", "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens}}
+    if call.path.startswith("/v1/rerank"):
+        assert "top_n" not in call.json
+        found = [{"index": index, "relevance_score": len(text)} for index, text in enumerate(texts)]
+        call.write(whole(answer | {"results": sorted(found, key=lambda each: -each["relevance_score"])}))
+    else:
+        data = [{"object": "embedding", "index": index, "embedding": [len(text)]} for index, text in enumerate(texts)]
+        call.write(whole(answer | {"data": data}))
+
+
+TEXTS = ["x" * n for n in (3000, 900, 200, 5000, 1, 2, 3, 4000, 4)]
+
+
+async def test_texts_to_embed_go_a_few_at_a_time(tmp_path: Path) -> None:
+    async with front(tmp_path, reads_texts, model={"task": "embed"}, planned={"n_ubatch": 100_000}) as gate:
+        answer = (await gate.ask(request({"model": "stub", "input": TEXTS}, "/v1/embeddings"))).json
+        assert [each["embedding"] for each in answer["data"]] == [[len(text)] for text in TEXTS]
+        assert [each["index"] for each in answer["data"]] == list(range(len(TEXTS)))
+        assert answer["usage"] == {"prompt_tokens": sum(map(len, TEXTS)), "total_tokens": sum(map(len, TEXTS))}
+        asked = [body["input"] for body in gate.engine.bodies]
+        assert [text for texts in asked for text in texts] == TEXTS
+        assert [len(texts) for texts in asked] == [2, 1, 1, 5]
+        assert await gate.settled() == {"served": 1}
+
+
+async def test_documents_to_rank_are_ranked_together(tmp_path: Path) -> None:
+    async with front(tmp_path, reads_texts, model={"task": "rerank"}, planned={"n_ubatch": 100_000}) as gate:
+        body = {"model": "stub", "query": "q", "documents": TEXTS, "top_n": 3}
+        answer = (await gate.ask(request(body, "/v1/rerank"))).json
+        assert [each["index"] for each in answer["results"]] == [3, 7, 0]
+        assert len(gate.engine.bodies) > 1 and {body["query"] for body in gate.engine.bodies} == {"q"}
+
+
+async def test_list_of_texts_gives_way_and_fails_as_a_whole(tmp_path: Path) -> None:
+    turns: list[Any] = []
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        turns.append(call.json["input"])
+        await go_on.wait()
+        if len(turns) >= 4:  # also when it is asked once more
+            call.reset()
+        else:
+            await reads_texts(call)
+
+    async with front(tmp_path, script, model={"task": "embed"}, max_num_seqs=1, planned={"n_ubatch": 10**6}) as gate:
+        long = asyncio.ensure_future(gate.ask(request({"model": "stub", "input": TEXTS}, "/v1/embeddings")))
+        await until(lambda: turns)
+        other = asyncio.ensure_future(gate.ask(request({"model": "stub", "input": ["y"]}, "/v1/embeddings")))
+        await until(lambda: len(gate.endpoint.queue) == 1)
+        go_on.set()
+        assert (await other).json["data"][0]["embedding"] == [1]
+        assert turns[1] == ["y"]  # after one turn of the list
+        assert (await long).error["code"] == "engine_crashed"
+        assert await gate.settled() == {"served": 1, "failed": 1}
 
 
 async def test_others_are_let_in_between_the_prompts(tmp_path: Path) -> None:
