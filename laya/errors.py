@@ -349,6 +349,19 @@ class ConfigError(LayaError):
     code, type, http_status, exit_code = "bad_config", "invalid_request_error", 400, 2
 
 
+class ModelMisconfigured(LayaError):
+    """A model whose settings name what is not there, a program or a key: for who runs the server to mend, and no fault
+    of who asks. Asking again helps nobody."""
+
+    code, type, http_status, exit_code = "model_misconfigured", "server_error", 503, 2
+
+    def __init__(self, model_id: str, fault: ConfigError) -> None:
+        super().__init__(f"'{model_id}' cannot be served: {fault.message}", param="model")
+
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}
+
+
 class DownloadError(LayaError):
     """A pull that could not be finished; nothing is left half-written under the model's name."""
 

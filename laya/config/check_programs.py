@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from laya.config.document import Document, KeyPath, dotted
 from laya.config.program import PROGRAM_KEYS, VARIABLES, unknown_variable, words_of
-from laya.config.remote import REMOTE_KEYS, read_url
+from laya.config.remote import REMOTE_KEYS, RemoteUrl, read_url
 from laya.config.schema import Config, ModelConfig
 from laya.config.vllm import VLLM_KEYS
 from laya.errors import ConfigError, nearest
@@ -69,6 +69,12 @@ def _check_program(entry: ModelConfig, document: Document, where: KeyPath) -> No
                 hint = f"did you mean ${{{close}}}? " if close else ""
                 known = ", ".join(f"${{{name}}}" for name in VARIABLES)
                 raise _error(document, (*where, key), f"${{{unknown}}} is not filled in: {hint}There are {known}")
+    for key, texts in (("cmd", words), ("env", [*entry.env, *entry.env.values()])):
+        if any("\0" in text for text in texts):
+            raise _error(document, (*where, key), "no program can be given a character 0")
+    for name in entry.env:
+        if not name or "=" in name:
+            raise _error(document, (*where, "env", name), "it is no name of a variable")
     if not any("${PORT}" in text for text in (*words, *entry.env.values())):
         raise _error(document, (*where, "cmd"), "it names no ${PORT}: the program is to listen on the port Laya picks")
     if entry.health is not None and not entry.health.startswith("/"):
@@ -81,11 +87,15 @@ def _check_remote(entry: ModelConfig, document: Document, where: KeyPath) -> Non
             where, f"{dotted(where)}: engine: remote needs url: https://host/v1, or urls: a list of them"
         )
     given: list[tuple[KeyPath, str]] = [((*where, "urls", n), url) for n, url in enumerate(entry.urls)]
+    seen: set[RemoteUrl] = set()
     for path, url in given or [((*where, "url"), entry.url or "")]:
         try:
-            read_url(url)
+            known = read_url(url)
         except ConfigError as error:
             raise _error(document, path, error.message) from None
+        if known in seen:
+            raise _error(document, path, f"{known.text} stands there twice")
+        seen.add(known)
     if entry.key_env is not None and entry.key_file is not None:
         raise _error(document, (*where, "key_env"), "key_file is said too: the key is in one place")
     for name, value in entry.headers.items():

@@ -101,7 +101,7 @@ def read_url(text: str) -> RemoteUrl:
         port = parts.port
     except ValueError:
         raise ConfigError(f"{text!r} is no address: write https://host/v1", param="url") from None
-    if parts.scheme not in _PORTS or not parts.hostname:
+    if parts.scheme not in _PORTS or not parts.hostname or port == 0:
         raise ConfigError(f"{text!r} is no address: write https://host/v1", param="url")
     if parts.username or parts.password:
         raise ConfigError("an address holds no user and no password: use key_env or key_file", param="url")

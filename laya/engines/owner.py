@@ -22,7 +22,7 @@ from laya.engines.held import Held
 from laya.engines.hooks import Engine, ModelHooks, Surroundings
 from laya.engines.log import EngineLog
 from laya.engines.placed import PlacedEngine
-from laya.errors import EngineFailed, LayaError, ServerStopping
+from laya.errors import ConfigError, EngineFailed, LayaError, ModelMisconfigured, ServerStopping
 from laya.types import EngineAddress, ModelState, ModelStatus
 
 logger = logging.getLogger(__name__)
@@ -208,6 +208,8 @@ class ModelOwner:
         if error is None or self.state == "draining":
             self._on_stopped()
             return
+        if isinstance(error, ConfigError):
+            error = ModelMisconfigured(self.model_id, error)
         self._engine = None
         self._held.end(engine)
         now_s = self._around.clock()

@@ -29,6 +29,7 @@ from laya.engines.launcher import StartSettings
 from laya.engines.launchers import launcher_for
 from laya.engines.log import EngineLog
 from laya.engines.polite_reads import read_politely
+from laya.engines.port_owner import stranger_on
 from laya.engines.progress import LoadProgress, until_still
 from laya.errors import PROGRAM_ADVICE, EngineFailed, EngineOutOfMemory
 from laya.types import EngineAddress
@@ -75,6 +76,7 @@ class EngineProcess:
         self._gave_up: str | None = None  # the child's own last words
         self._killed_for: str | None = None  # why Laya itself killed it
         self._listening: asyncio.Future[str] | None = None  # host:port
+        self._is_port_taken = False  # by another program
 
     async def start(self) -> EngineAddress:
         """Spawn and return once the engine has really answered.
@@ -90,9 +92,11 @@ class EngineProcess:
             try:
                 self.address = await self._start()
             except EngineFailed:
-                if not n_left or self.limit_hit is not None or not self._launcher.may_try_again(self.log):
+                is_worth_it = self._is_port_taken or self._launcher.may_try_again(self.log)
+                if not n_left or self.limit_hit is not None or not is_worth_it:
                     raise
                 self.exit_reason = self._killed_for = None
+                self._is_port_taken = False
                 self._launcher = launcher_for(self.settings)
             else:
                 break
@@ -233,11 +237,22 @@ class EngineProcess:
         assert self._listening is not None
         host, _, port = (await self._listening).rpartition(":")
         try:
+            await self._check_port(host, int(port))  # before anything is sent there
             address = await self._launcher.prove(host, int(port), self._api_key)
+            await self._check_port(host, int(port))
         except EngineFailed as error:
             raise self._failure(error.message) from None
         layers = await self._launcher.gpu_layers(self.log)
         return address if layers is None else msgspec.structs.replace(address, gpu_layers=layers)
+
+    async def _check_port(self, host: str, port: int) -> None:
+        """Raise EngineFailed where another program has the engine's port."""
+        assert self.pid is not None
+        stranger = await asyncio.to_thread(stranger_on, host, port, self.pid)
+        if stranger is not None:
+            self._is_port_taken = True
+            self.log.note(f"{stranger} has taken {host}:{port}")
+            raise EngineFailed(f"another program, {stranger}, has taken {host}:{port}")
 
     async def _unless_still(self, child: Child) -> EngineAddress:
         """The address once it is ready, or EngineFailed as soon as its load is stuck, which would hold up others."""
@@ -273,6 +288,8 @@ class EngineProcess:
             raise EngineOutOfMemory(name, hit.limit_bytes, hit.peak_bytes, advice=advice, on_gpu=hit.on_gpu)
         if child.exited.result() >= 0:
             words = self._launcher.last_words(self.log) or self._gave_up or reason
+            if child.exited.result() == 0 and not self._launcher.files:
+                words += "; it ended without a fault: have it stay in the foreground"
             reason = f"{words} ({self._launcher.about()})"
         raise self._failure(reason)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from laya.config import Config
-from laya.errors import ConfigError, LayaError
+from laya.errors import ConfigError, LayaError, ModelMisconfigured
 from laya.gateway.kinds import kind_of
 from laya.types import ModelFile, ModelStatus
 
@@ -50,7 +50,7 @@ class Entries:
         """Raise what is wrong with the entry that is called so."""
         for model_id, fault in self.faults.items():
             if name == model_id or name in self._config.for_model(model_id).aliases:
-                raise fault
+                raise ModelMisconfigured(model_id, fault) if isinstance(fault, ConfigError) else fault
 
     def check_any(self, n_servable: int) -> None:
         """Raise ConfigError that names the first wrong entry, where there is nothing else to serve."""

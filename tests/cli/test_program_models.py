@@ -68,6 +68,8 @@ def test_remote_takes_nothing_here_and_its_settings_are_checked(config: Path, la
         ("key_env: MY_KEY", "memory: 6GiB", "goes with engine: command"),
         ("'https://a.example/v1'", "'ftp://a'", "is no address: write https://host/v1"),
         ("urls: ['https://a.example/v1', 'https://b.example/v1'], ", "", "needs url: https://host/v1"),
+        ("'https://a.example/v1'", "'https://a.example:0/v1'", "is no address: write https://host/v1"),
+        ("'https://a.example/v1'", "'https://b.example/v1'", "stands there twice"),
     ],
 )
 def test_remote_that_cannot_be_is_refused(config: Path, right: str, wrong: str, words: str) -> None:

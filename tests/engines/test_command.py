@@ -6,15 +6,19 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 import pytest
 import uvloop
 
+from laya.engines import command as command_module
 from laya.engines import process as process_module
 from laya.engines.ceiling import Ceilings
 from laya.engines.log import EngineLog
@@ -201,6 +205,65 @@ def test_port_that_was_taken_meanwhile_is_another_one_the_next_time(make: Make, 
         await process.stop()
 
     uvloop.run(scenario())
+
+
+@pytest.fixture
+def stranger() -> Iterator[tuple[int, list[str]]]:
+    """Another program that is there already and answers all that an engine is asked; its port, what it was asked."""
+    asked: list[str] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            asked.append(self.requestline)
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as httpd:
+        Thread(target=httpd.serve_forever, daemon=True).start()
+        yield httpd.server_address[1], asked
+        httpd.shutdown()
+
+
+def test_stranger_on_its_port_is_not_taken_for_the_program(
+    make: Make, log: EngineLog, monkeypatch: pytest.MonkeyPatch, stranger: tuple[int, list[str]]
+) -> None:
+    taken, asked = stranger
+    ports = iter([taken, command_module.free_port()])
+    monkeypatch.setattr(command_module, "free_port", lambda: next(ports))
+
+    async def scenario() -> None:
+        process = EngineProcess(make(), log)
+        address = await process.start()
+        assert address.port != taken and not asked
+        await process.stop()
+
+    uvloop.run(scenario())
+    monkeypatch.setattr(command_module, "free_port", lambda: taken)
+    with pytest.raises(
+        EngineFailed, match=rf"another program, \S+ \(pid {os.getpid()}\), has taken 127\.0\.0\.1:{taken}"
+    ):
+        uvloop.run(EngineProcess(make(), log).start())
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("#!/no/such/interpreter\n", "names an interpreter in its first line that is not there"),
+        ("exit 1\n", "is no program of this machine, and has no #! line"),
+        ("#!/bin/sh\nexit 0\n", "it ended without a fault: have it stay in the foreground"),
+    ],
+)
+def test_file_that_cannot_become_a_server_is_told(
+    make: Make, log: EngineLog, tmp_path: Path, text: str, words: str
+) -> None:
+    script = tmp_path / "script"
+    script.write_text(text)
+    script.chmod(0o755)
+    with pytest.raises(EngineFailed, match=words):
+        uvloop.run(EngineProcess(msgspec.structs.replace(make(), program=script), log).start())
 
 
 def test_program_that_takes_more_than_its_ceiling_is_ended_by_it(make: Make, log: EngineLog) -> None:

@@ -228,8 +228,10 @@ def test_program_that_stalls_in_the_middle_of_all_it_has_is_started_anew(
 
 
 def test_program_that_is_not_there_fails_alone_with_the_nearest_name(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIStatusError, match="PATH has no program lama-server"):
+    with pytest.raises(openai.InternalServerError, match="PATH has no program lama-server") as caught:
         client.chat.completions.create(model="nowhere", messages=[{"role": "user", "content": "Hi"}])
+    assert (caught.value.status_code, caught.value.code) == (503, "model_misconfigured")
+    assert caught.value.response.headers["x-should-retry"] == "false"
 
 
 def test_real_engine_by_command(programs: Serving, client: openai.OpenAI) -> None:

@@ -361,8 +361,9 @@ def test_loop_is_refused(client: openai.OpenAI) -> None:
 
 
 def test_key_that_is_not_there_is_told_by_its_name(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIStatusError, match="the environment has no LAYA_TEST_NO_SUCH_KEY"):
+    with pytest.raises(openai.InternalServerError, match="the environment has no LAYA_TEST_NO_SUCH_KEY") as caught:
         client.chat.completions.create(model="keyless", messages=USER)
+    assert (caught.value.status_code, caught.value.code) == (503, "model_misconfigured")
 
 
 def test_key_is_in_no_state_and_no_log(others: Others, client: openai.OpenAI) -> None:

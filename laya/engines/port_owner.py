@@ -1,0 +1,39 @@
+"""Owns: whether a port that was picked for an engine belongs to another program, which took it in between.
+
+Who listens need not be the engine or its child: a container's proxy belongs to a service. But whoever was there before
+the engine was started is a stranger, and what is sent to the port, a key and the words of users, would be his.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import psutil
+
+from laya.engines.held_memory import family
+
+ANY_HOST = ("0.0.0.0", "::")
+_MAPPED = "::ffff:"
+
+
+def stranger_on(host: str, port: int, engine_pid: int) -> str | None:
+    """`nginx (pid 812)`: the program that listens there and is older than the engine; None: none that can be seen.
+
+    Looks at every process, so not on the event loop.
+    """
+    try:
+        listening = [each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+        started_s = psutil.Process(engine_pid).create_time()
+    except (psutil.Error, OSError):  # the engine is gone, or this system does not tell
+        return None
+    own = set(family(engine_pid))
+    for each in listening:
+        if not each.laddr or each.laddr.port != port or each.laddr.ip.removeprefix(_MAPPED) not in (host, *ANY_HOST):
+            continue
+        if each.pid is None or each.pid in own:
+            continue
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(each.pid)
+            if process.create_time() < started_s:
+                return f"{process.name()} (pid {each.pid})"
+    return None
