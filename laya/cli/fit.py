@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from laya.cli.gpus import with_gpus
 from laya.cli.output import shown
 from laya.cli.rates import kept_rates
 from laya.config import Config, ResolvedModel
@@ -48,7 +49,8 @@ class Fitter:
             return Fit(error="a Hugging Face folder; the built-in engine reads GGUF")
         try:
             asked, learned = self._asked(model.id, model.task), learned_of(self.config.for_model(model.id), model.path)
-            plan = plan_file(model.path, asked, self.budget, model_id=model.id, rates=self.rates, correction=learned)
+            budget = with_gpus(self.budget, self.config, self.config.for_model(model.id).engine_path)
+            plan = plan_file(model.path, asked, budget, model_id=model.id, rates=self.rates, correction=learned)
         except LayaError as error:
             return Fit(error=error.message)
         return _fit(plan)
@@ -62,7 +64,7 @@ class Fitter:
                 entry.file_bytes,
                 entry.weights_type,
                 asked,
-                self.budget,
+                with_gpus(self.budget, self.config, self.config.for_model(entry.id).engine_path),
                 model_id=entry.id,
                 rates=self.rates,
             )

@@ -161,7 +161,8 @@ def _answer(asked: _Question, settings: dict[str, Any], kv_type: str | None) -> 
         return _compare(asked, asked.compare, settings)
     config = load_config(asked.config_file, os.environ)
     budget = asked.budget(config)
-    asking = Asking(config=config, settings=settings, card_bytes=cards_of(asked.gpu_memory))
+    cards = cards_of(asked.gpu_memory)
+    asking = Asking(config=config, settings=settings, card_bytes=cards, is_elsewhere=asked.memory is not None)
     if asked.vllm is not None:
         fits = show_vllm_plan(asked.model, asking, budget, asked.vllm, kv_type, as_json=asked.as_json)
         return _exit_code(fits)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from laya.cli.plan_model import Asking, Subject, usable_of
+from laya.cli.plan_model import Asking, Subject
 from laya.config import parse_budget, parse_bytes, parse_engine_flags
 from laya.errors import ConfigError
 from laya.memory import Budget, Machine, size_text
@@ -74,10 +74,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     def plan(self, subject: Subject, rates: MachineRates | None, *, all_on_cards: bool = False) -> Plan:
         """The model's plan as this line asks for it. all_on_cards: nothing but the embedding may stay in RAM."""
         name = subject.word if subject.word in self.asking.config.models else subject.model.id
-        asked, _ = self.asking.of(name, subject.asked.task)
+        asked, settings = self.asking.of(name, subject.asked.task)
         if all_on_cards:
             asked = msgspec.structs.replace(asked, gpu_layers=ALL_LAYERS, experts_on_cpu=0)
-        model = msgspec.structs.replace(subject.model, gpu_free_bytes=usable_of(self.asking.card_bytes))
+        gpu_bytes, why_no_gpu = self.asking.gpus_for(settings.engine_path)
+        model = msgspec.structs.replace(subject.model, gpu_free_bytes=gpu_bytes, why_no_gpu=why_no_gpu)
         return msgspec.structs.replace(subject, model=model, asked=asked).plan(self.budget_now(), rates)
 
 
@@ -119,6 +120,7 @@ def flags_of(settings: dict[str, Any]) -> list[str]:
         elif value is True:
             flags.append(flag)
         else:
-            text = flag_text(parse_bytes(value)) if name == "memory_limit" else str(value)
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            text = flag_text(parse_bytes(value)) if name == "memory_limit" else text
             flags.append(f"{flag} {shlex.quote(text)}")
     return flags

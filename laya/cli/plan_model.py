@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from laya.cli.fit import learned_of, model_shape
+from laya.cli.gpus import gpus_here
 from laya.config import Config, ResolvedModel, parse_bytes, with_settings
 from laya.errors import BadModelFile, ConfigError, ModelNotPulled
 from laya.memory import Budget, ModelFacts, read_facts
@@ -53,7 +54,14 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
 
     config: Config
     settings: dict[str, Any] = {}
-    card_bytes: tuple[int, ...] = ()  # of each GPU, as it is sold
+    card_bytes: tuple[int, ...] = ()  # of each GPU, as it is sold; none: the GPUs that are here
+    is_elsewhere: bool = False  # planned for another machine, which has none of them
+
+    def gpus_for(self, engine_path: Path | None) -> tuple[tuple[int, ...], str]:
+        """What an engine may use of each GPU, and why it may use none."""
+        if self.card_bytes or self.is_elsewhere:
+            return usable_of(self.card_bytes), "--memory is of a machine without GPUs, unless --gpu-memory says more"
+        return gpus_here(self.config, engine_path)
 
     def of(self, model_id: str, task: Task | None = None) -> tuple[AskedSettings, ResolvedModel]:
         """What is asked of this model, the task it was made for unless one was chosen; and all its settings."""
@@ -138,6 +146,7 @@ def _described_by_hf(name: str, found: ModelFacts | HfFacts, asking: Asking, *, 
 
 
 def _model(model_id: str, facts: ModelFacts, asked: AskedSettings, asking: Asking, engine: EngineFacts) -> Model:
+    gpu_bytes, why_no_gpu = asking.gpus_for(asking.of(model_id)[1].engine_path)
     return Model(
         id=model_id,
         facts=facts,
@@ -145,7 +154,8 @@ def _model(model_id: str, facts: ModelFacts, asked: AskedSettings, asking: Askin
         n_cores=Machine().cores(),
         draft=read_facts(asked.draft_path) if asked.draft_path else None,
         projector_bytes=_file_bytes(asked.mmproj_path) if asked.mmproj_path else 0,
-        gpu_free_bytes=usable_of(asking.card_bytes),
+        gpu_free_bytes=gpu_bytes,
+        why_no_gpu=why_no_gpu,
     )
 
 

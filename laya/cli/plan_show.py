@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from string import ascii_lowercase
+from typing import Any
 
 from rich.console import Console
 
@@ -29,14 +30,19 @@ def show_choices(console: Console, made: Plan, yours: set[str]) -> None:
     """What was chosen and why, what was asked, and what is to be known."""
     settings = made.settings
     for name, reason in made.reasons.items():
-        value = getattr(settings, name)
-        text = size_text(value) if name.endswith("_bytes") else value
+        text = _value_text(name, getattr(settings, name))
         console.print(f" [dim]chosen[/]   {name} [bold]{text}[/]  [dim]{reason}[/]", soft_wrap=True)
-    said = [f"{name} {getattr(settings, name)}" for name in sorted(yours) if hasattr(settings, name)]
+    said = [f"{name} {_value_text(name, getattr(settings, name))}" for name in sorted(yours) if hasattr(settings, name)]
     if said:
         console.print(f" [dim]yours[/]    {shown(', '.join(said))}", soft_wrap=True)
     for note in made.notes:
         console.print(f" [dim]note[/]     {shown(note)}", soft_wrap=True)
+
+
+def _value_text(name: str, value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return size_text(value) if name.endswith("_bytes") else str(value)
 
 
 def show_left(console: Console, made: Plan, facts: ModelFacts) -> None:

@@ -7,13 +7,16 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from laya.memory.planner import Choice, Model, decide
+from laya.memory import size_text
+from laya.memory.planner import Choice, Model, decide, load_of
 from laya.memory.rates import MachineRates
+from laya.memory.reading import bytes_per_token
 from laya.memory.speed import SESSIONS, Range, Speed, predict_speed
 from laya.types import AskedSettings, Plan
 
 NOT_MEASURED = "not measured: `laya doctor` measures this machine once"
 ON_GPU = "not predicted on cards: Laya has measured no card, only processors, and makes no figure up"
+RAM = "cpu"
 
 
 class PlanSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +24,8 @@ class PlanSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
     speeds: tuple[Speed, ...] = ()
     why_not: str | None = None
+    bytes_per_token: dict[str, int] = {}  # device -> what it reads for one token, where GPUs have a part
+    most_per_s: float | None = None  # tokens a second that RAM's part lets through, whatever the GPUs do
 
 
 def speed_of(model: Model, asked: AskedSettings, plan: Plan, rates: MachineRates | None) -> PlanSpeed | None:
@@ -29,7 +34,10 @@ def speed_of(model: Model, asked: AskedSettings, plan: Plan, rates: MachineRates
     if settings.task != "chat" or not model.shape.is_causal:
         return None
     if model.gpu_free_bytes and settings.gpu_layers:
-        return PlanSpeed(why_not=ON_GPU)
+        read = bytes_per_token(load_of(model, settings))
+        in_ram = read.get(RAM, 0)
+        most_per_s = rates.read_bytes_per_s(in_ram, settings.n_threads) / in_ram if rates and in_ram else None
+        return PlanSpeed(why_not=ON_GPU, bytes_per_token=read, most_per_s=most_per_s)
     if rates is None:
         return PlanSpeed(why_not=NOT_MEASURED)
     speeds = []
@@ -49,7 +57,11 @@ def speed_fields(speed: PlanSpeed | None, plan: Plan) -> dict[str, Any] | None:
     if speed is None:
         return None
     if speed.why_not is not None:
-        return {"estimate": None, "why": speed.why_not}
+        fields: dict[str, Any] = {"estimate": None, "why": speed.why_not}
+        if speed.bytes_per_token:
+            most = float(f"{speed.most_per_s:.3g}") if speed.most_per_s else None
+            fields |= {"bytes_per_token": speed.bytes_per_token, "most_per_s": most}
+        return fields
     rows = []
     for each in speed.speeds:
         more = each.sessions if each.sessions > plan.settings.max_num_seqs else None
@@ -68,6 +80,8 @@ def show_speed(console: Console, speed: PlanSpeed | None, plan: Plan) -> None:
         return
     if speed.why_not is not None:
         console.print(f" [dim]speed    {speed.why_not}[/]", soft_wrap=True)
+        if speed.bytes_per_token:
+            console.print(f" [dim]reads[/]    {_reads_text(speed)}", soft_wrap=True)
         return
     one, more = speed.speeds[0], speed.speeds[1:]
     first = f"first token of a {one.prompt_tokens}-token prompt {range_text(one.first_token_s)} s"
@@ -83,6 +97,21 @@ def show_speed(console: Console, speed: PlanSpeed | None, plan: Plan) -> None:
     has_more = more[-1].sessions > plan.settings.max_num_seqs
     note = f"  [dim]* with --max-num-seqs[/] [dim]{more[-1].sessions}[/]" if has_more else ""
     console.print(f"          [dim]sessions at once, tok/s in all[/]  {'   '.join(parts)}{note}", soft_wrap=True)
+
+
+def _reads_text(speed: PlanSpeed) -> str:
+    """`for each token 4.1 GiB on gpu0, 1.2 GiB in RAM: at most 12 tok/s by what RAM gives`."""
+    parts = [
+        f"{size_text(n_bytes)} {'in RAM' if device == RAM else f'on {device}'}"
+        for device, n_bytes in sorted(speed.bytes_per_token.items(), key=lambda each: each[0] == RAM)
+    ]
+    if RAM not in speed.bytes_per_token:
+        bound = "a card's own GiB/s over that are the most tokens/s it could give"
+    elif speed.most_per_s is None:
+        bound = "RAM's part is the slow one; `laya doctor` measures what it gives"
+    else:
+        bound = f"at most {speed.most_per_s:.3g} tok/s by what RAM gives here"
+    return f"for each token {', '.join(parts)}  [dim]{bound}[/]"
 
 
 def range_text(values: Range) -> str:

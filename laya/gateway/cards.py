@@ -58,13 +58,10 @@ class Cards:
 
     def _total_bytes(self, card: GpuMemory) -> int:
         """What all engines together may hold of it."""
-        if not is_visible(card.index):
-            return 0
         used_bytes = card.total_bytes - card.free_bytes
         # Where NVML can't say whose a process is (in a container), what was promised is taken to be in use.
         own_bytes = card.own_bytes or min(used_bytes, self._ledger.held(gpu_name(card.index)))
-        n_bytes = max(0, card.free_bytes + own_bytes - card.kept_free_bytes)
-        return min(n_bytes, self._limits.get(str(card.index), n_bytes))
+        return usable_bytes(card, own_bytes, self._limits)
 
     def total_bytes(self) -> tuple[int, ...]:
         """Of each card, by its number, as last read."""
@@ -98,6 +95,14 @@ class Cards:
             if all(now.get(number, n_bytes) >= n_bytes for number, n_bytes in wanted.items()):
                 return
             await asyncio.sleep(LOOK_EVERY_S)
+
+
+def usable_bytes(card: GpuMemory, own_bytes: int, limits: Mapping[str, int]) -> int:
+    """What all engines together may hold of it, who hold so much now. limits: memory.gpu of the config."""
+    if not is_visible(card.index):
+        return 0
+    n_bytes = max(0, card.free_bytes + own_bytes - card.kept_free_bytes)
+    return min(n_bytes, limits.get(str(card.index), n_bytes))
 
 
 def is_visible(number: int) -> bool:

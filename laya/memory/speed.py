@@ -99,7 +99,7 @@ def _decode_step(
 ) -> _Seconds:
     """One token for each session."""
     step, work = _Seconds(), work_of(facts)
-    kv_bytes = sessions * _kept_elements(facts, kept) * _kv_element_bytes(settings)
+    kv_bytes = sessions * _kept_elements(facts, kept) * kv_element_bytes(settings)
     read = kv_bytes + sum(_bytes_read(facts, part, sessions) for part in work)
     gain = rates.threads_gain(settings.n_threads)
     for part in work:
@@ -122,7 +122,7 @@ def _prefill(facts: ModelFacts, settings: PlannedSettings, rates: MachineRates, 
             step.compute += sessions * _compute_s(facts, part, rates, 1) / gain
         else:
             step.compute += n_steps * _compute_s(facts, part, rates, per_step) / gain
-    kv_bytes = _kept_elements(facts, prompt / 2) * _kv_element_bytes(settings)
+    kv_bytes = _kept_elements(facts, prompt / 2) * kv_element_bytes(settings)
     read = sum(_bytes_read(facts, part, per_step) for part in work if part.part != "output")
     step.compute += tokens * _batch_attention_s(facts, settings, rates, prompt / 2, per_step, kv_bytes + read) / gain
     step.reading = n_steps * read / rates.read_bytes_per_s(read, settings.n_threads)
@@ -170,9 +170,9 @@ def _attention_s(
     Heads that share keys and values come one after the other: the first of them finds what the last step left in
     cache, the others what the layer did.
     """
-    total, element_bytes = 0.0, _kv_element_bytes(settings)
+    total, element_bytes = 0.0, kv_element_bytes(settings)
     for layer, n_head in zip(facts.shape.layers, facts.shape.n_head, strict=False):
-        shared, seen = min(1.0, layer.n_head_kv / max(1, n_head)), _seen(layer, kept)
+        shared, seen = min(1.0, layer.n_head_kv / max(1, n_head)), tokens_seen(layer, kept)
         cache_bytes = seen * layer.n_head_kv * (layer.head_k + layer.head_v) * element_bytes
         first, others = (_rows_wait_s(layer, rates, element_bytes, n_bytes) for n_bytes in (working_set, cache_bytes))
         wait_s = shared * first + (1 - shared) * others
@@ -200,9 +200,9 @@ def _batch_attention_s(
 
     A kernel that computes less for each of many goes over the cache once for a tile of them; another waits for each.
     """
-    total, element_bytes = 0.0, _kv_element_bytes(settings)
+    total, element_bytes = 0.0, kv_element_bytes(settings)
     for layer, n_head in zip(facts.shape.layers, facts.shape.n_head, strict=False):
-        seen = _seen(layer, kept)
+        seen = tokens_seen(layer, kept)
         cache_bytes = seen * layer.n_head_kv * (layer.head_k + layer.head_v) * element_bytes
         one, each = (rates.attended_s(settings.kv_cache_dtype, _width(layer), n) for n in (1, n_tokens))
         tile = each <= ALONE * one
@@ -216,16 +216,16 @@ def _width(layer: LayerShape) -> float:
     return (layer.head_k + (layer.head_v or layer.head_k)) / 2
 
 
-def _seen(layer: LayerShape, kept: float) -> float:
+def tokens_seen(layer: LayerShape, kept: float) -> float:
     """Tokens this layer looks back at."""
     return min(kept, layer.window) if layer.window else kept
 
 
 def _kept_elements(facts: ModelFacts, kept: float) -> float:
-    return sum((layer.k + layer.v) * _seen(layer, kept) + layer.state for layer in facts.shape.layers)
+    return sum((layer.k + layer.v) * tokens_seen(layer, kept) + layer.state for layer in facts.shape.layers)
 
 
-def _kv_element_bytes(settings: PlannedSettings) -> float:
+def kv_element_bytes(settings: PlannedSettings) -> float:
     kind = kv_cache_type(settings.kv_cache_dtype)
     return kind.block_bytes / kind.block
 

@@ -74,7 +74,7 @@ def _placed(load: Load, asked: AskedSettings, n_layers: int, kept: int) -> Plann
         devices = layer_devices(load.facts.shape.n_layer, n_layers, tuple(shares))
         return _with_counts(load, [devices.count(gpu_name(number)) for number in range(len(free))], n_layers, kept)
     if asked.gpus:
-        return _balanced(load, sorted(asked.gpus), n_layers, kept)
+        return _balanced(load, sorted(asked.gpus), n_layers, kept, least=1)
     roomiest = sorted((number for number, n_bytes in enumerate(free) if n_bytes), key=lambda number: -free[number])
     for n_gpus in range(1, len(roomiest) + 1):
         settings = _balanced(load, sorted(roomiest[:n_gpus]), n_layers, kept)
@@ -96,8 +96,11 @@ def _with_counts(load: Load, counts: Sequence[int], n_layers: int, kept: int) ->
     )
 
 
-def _balanced(load: Load, numbers: Sequence[int], n_layers: int, kept: int) -> PlannedSettings:
-    """The layers in order over these GPUs, each filled by about the same share of what may be used of it."""
+def _balanced(load: Load, numbers: Sequence[int], n_layers: int, kept: int, least: int = 0) -> PlannedSettings:
+    """The layers in order over these GPUs, each filled by about the same share of what may be used of it.
+
+    least: layers of each, where there are as many.
+    """
     free = [load.gpu_free_bytes[number] for number in numbers]
     if len(numbers) == 1 or not sum(free):
         return _with_counts(load, _by_number(load, numbers[:1], [n_layers]), n_layers, kept)
@@ -112,7 +115,7 @@ def _balanced(load: Load, numbers: Sequence[int], n_layers: int, kept: int) -> P
         fixed.append(max(0, total - sum(sizes[start : start + count])))
         start += count
     fixed = [n_bytes or max(fixed) for n_bytes in fixed]  # of one that the guess left empty
-    return _with_counts(load, _by_number(load, numbers, _filled(sizes, free, fixed)), n_layers, kept)
+    return _with_counts(load, _by_number(load, numbers, _filled(sizes, free, fixed, least)), n_layers, kept)
 
 
 def _by_number(load: Load, numbers: Sequence[int], counts: Sequence[int]) -> list[int]:
@@ -136,27 +139,34 @@ def _layer_bytes(load: Load) -> list[int]:
     return sizes
 
 
-def _filled(sizes: Sequence[int], free: Sequence[int], fixed: Sequence[int]) -> list[int]:
+def _filled(sizes: Sequence[int], free: Sequence[int], fixed: Sequence[int], least: int) -> list[int]:
     """Layers for each GPU: the least share of all of them that holds every layer, filled in order."""
     low, high = 0.0, 1.0
-    while _poured(sizes, free, fixed, high) is None:
+    least = least if least * len(free) <= len(sizes) else 0
+    while _poured(sizes, free, fixed, least, high) is None:
         low, high = high, 2 * high
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if _poured(sizes, free, fixed, middle) else (middle, high)
-    counts = _poured(sizes, free, fixed, high)
+        low, high = (low, middle) if _poured(sizes, free, fixed, least, middle) else (middle, high)
+    counts = _poured(sizes, free, fixed, least, high)
     assert counts is not None, "the share that held all layers holds them"
     return counts
 
 
-def _poured(sizes: Sequence[int], free: Sequence[int], fixed: Sequence[int], share: float) -> list[int] | None:
-    counts, at = [], 0
+def _poured(
+    sizes: Sequence[int], free: Sequence[int], fixed: Sequence[int], least: int, share: float
+) -> list[int] | None:
+    counts: list[int] = []
+    at = 0
     for n_bytes, taken in zip(free, fixed, strict=True):
         left, start = share * n_bytes - taken, at
-        while at < len(sizes) and sizes[at] <= left:
+        end = len(sizes) - least * (len(free) - len(counts) - 1)
+        while at < end and sizes[at] <= left:
             left -= sizes[at]
             at += 1
         counts.append(at - start)
+        if counts[-1] < least:
+            return None
     return counts if at == len(sizes) else None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from laya.config import load_config
-from laya.errors import ConfigError, InsufficientMemory, MemoryBusy
+from laya.errors import InsufficientMemory, LayaError, MemoryBusy
 from laya.memory import Budget, GpuMeter
 from laya.memory.engine_facts import XLLAMACPP
 from laya.memory.facts import facts_before_download
@@ -190,6 +190,6 @@ async def test_a_build_for_cpus_uses_no_card_and_says_so_where_layers_were_asked
     machine = make_machine((24 * GIB,), "models: {b: {gpu_layers: all}}\n")
     await machine.world.load("a")
     assert machine.world.fleet.plans["a"].settings.tensor_split == ()
-    with pytest.raises(ConfigError, match="gpu_layers is all, and no layer can lie on a GPU: it is a build for CPUs"):
+    with pytest.raises(LayaError, match="gpu_layers is all, and no layer can lie on a GPU: it is a build for CPUs"):
         await machine.world.load("b")
     await machine.world.close()

@@ -215,6 +215,12 @@ def test_experts_stay_in_ram_before_layers_do_and_as_few_as_needed(terabyte: Mod
     assert 0 < small.settings.gpu_layers < 62
 
 
+def test_each_gpu_that_was_named_has_a_layer(make_gguf: MakeGguf) -> None:
+    facts = read_facts(make_gguf(n_layer=4))
+    assert planned(facts, (24 * GIB, 2 * GIB), gpus=(0, 1)).settings.tensor_split == (4, 1)
+    assert planned(facts, (24 * GIB, 2 * GIB), gpus=(0, 1), gpu_layers=1).settings.gpu_layers == 1
+
+
 def test_shares_that_were_asked_are_kept(make_gguf: MakeGguf) -> None:
     facts = read_facts(make_gguf(**BIG))
     settings = planned(facts, (24 * GIB, 24 * GIB, 24 * GIB), gpus=(0, 2), tensor_split=(3.0, 1.0)).settings

@@ -1,0 +1,103 @@
+"""`laya plan` on a machine with GPUs, and for cards that are only named: the split, what is read, what can't be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machine_rates import RATES
+from small_gguf import MakeGguf
+from test_memory_placement import BIG
+
+from laya.bench.plan_terabyte import write_model
+from laya.cli import gpus
+from laya.memory import GpuMeter
+from laya.memory.facts import read_facts
+from laya.types import GIB, MIB
+
+CARD = {"name": "NVIDIA GeForce RTX 4090", "total": 24 * GIB}
+
+
+@pytest.fixture
+def cards_here(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> Callable[..., None]:
+    """`cards_here(free, free, why=None)`: cards of 24 GiB with so much free; why: no engine here can use them."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def play(*free: int, why: str | None = None) -> None:
+        nvml.play(*(CARD | {"free": n_bytes} for n_bytes in free))
+        monkeypatch.setattr(gpus, "_meter", lambda: GpuMeter(nvml.library))
+        monkeypatch.setattr(gpus, "why_no_gpu", lambda engine_path: why)
+
+    return play
+
+
+def seen(laya_plan: Any, *words: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(laya_plan(*words, "--json")[1])
+    return found
+
+
+def devices(plan: dict[str, Any]) -> dict[str, Any]:
+    return {device["device"]: device for device in plan["devices"]}
+
+
+def test_the_cards_that_are_here_are_planned_with(laya_plan: Any, make_gguf: MakeGguf, cards_here: Any) -> None:
+    cards_here(8 * GIB, 20 * GIB)
+    path = make_gguf(**BIG)
+    plan = seen(laya_plan, path)
+    assert plan["settings"]["tensor_split"] == [0, 17]
+    assert devices(plan)["gpu1"]["budget_bytes"] == 20 * GIB - round(0.03 * 24 * GIB)
+    both = seen(laya_plan, path, "--gpus", "0,1", "--tensor-split", "1,3")
+    assert both["settings"]["tensor_split"] == [5, 12]
+    assert set(devices(both)) == {"cpu", "gpu0", "gpu1"}
+    assert seen(laya_plan, path, "--gpu-layers", "0")["settings"]["gpu_layers"] == 0
+    code, text = laya_plan(path)
+    assert code == 0
+    assert "gpu_layers 17  all, and the output matrix" in text
+    assert "tensor_split 0 17  as few GPUs as hold it" in text
+
+
+def test_no_card_is_planned_with_where_no_engine_can_use_it(
+    laya_plan: Any, make_gguf: MakeGguf, cards_here: Any
+) -> None:
+    cards_here(20 * GIB, why="the engine that comes with Laya is a build for CPUs")
+    path = make_gguf(**BIG)
+    assert set(devices(seen(laya_plan, path))) == {"cpu"}
+    with pytest.raises(Exception, match="gpu_layers is all, and no layer can lie on a GPU: the engine that comes with"):
+        laya_plan(path, "--gpu-layers", "all")
+    assert seen(laya_plan, path, "--gpu-memory", "24GiB")["settings"]["gpu_layers"] == 17
+    assert set(devices(seen(laya_plan, path, "--memory", "64GiB"))) == {"cpu"}
+
+
+def test_what_a_token_reads_is_told_by_device(
+    laya_plan: Any, tmp_path: Path, cards_here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a trillion weights in 384 experts, 8 of which a token uses."""
+    path = write_model(tmp_path)
+    monkeypatch.setattr("laya.cli.plan.kept_rates", lambda: RATES)
+    words = (path, "--gpu-memory", "200GiB", "--memory", "1400GiB", "--max-num-seqs", "1")
+    plan = seen(laya_plan, *words)
+    read, speed = plan["speed"]["bytes_per_token"], plan["speed"]
+    assert set(read) == {"cpu", "gpu0"}
+    n_kept, facts = plan["settings"]["experts_on_cpu"], read_facts(path)
+    experts = sum(group.n_bytes for group in facts.groups if group.is_expert and group.layer < n_kept)
+    assert read["cpu"] == round(experts * 8 / 384)
+    per_s = RATES.read_bytes_per_s(read["cpu"], plan["settings"]["n_threads"])
+    assert speed["most_per_s"] == pytest.approx(per_s / read["cpu"], rel=0.01)
+    assert "on gpu0" in laya_plan(*words)[1]
+    assert "tok/s by what RAM gives here" in laya_plan(*words)[1]
+
+
+def test_cards_that_do_not_hold_what_was_fixed_are_told_with_what_does(laya_plan: Any, make_gguf: MakeGguf) -> None:
+    flags = "--gpu-memory 1GiB,6GiB --gpu-layers all --gpus 0 --max-seq-len 32768"
+    words = (make_gguf(**BIG), *flags.split())
+    code, text = laya_plan(*words, "--max-num-seqs", "2")
+    assert code == 3
+    assert "DOES NOT FIT" in text
+    plan = seen(laya_plan, *words, "--max-num-seqs", "2")
+    assert plan["suggestions"][0]["flags"] == "--gpus 1"
+    assert "--gpus 1" in text
+    assert any("--gpu-layers" in each["flags"] for each in plan["suggestions"])
+    assert devices(plan)["gpu0"]["total_bytes"] > devices(plan)["gpu0"]["budget_bytes"] == GIB - 512 * MIB
