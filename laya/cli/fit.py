@@ -53,7 +53,7 @@ class Fitter:
             plan = plan_file(model.path, asked, budget, model_id=model.id, rates=self.rates, correction=learned)
         except LayaError as error:
             return Fit(error=error.message)
-        return _fit(plan)
+        return fit_of(plan)
 
     def entry(self, entry: CatalogueEntry) -> Fit:
         """The verdict on a model of the catalogue, from its shape: never too kind."""
@@ -70,7 +70,7 @@ class Fitter:
             )
         except LayaError as error:
             return Fit(error=error.message)
-        return msgspec.structs.replace(_fit(plan), need_is="at most")
+        return msgspec.structs.replace(fit_of(plan), need_is="at most")
 
     def size(self, file_bytes: int) -> Fit:
         """The verdict on a file of which only the size is known: whether its weights alone would fit."""
@@ -114,7 +114,7 @@ def model_shape(shape: Shape) -> ModelShape:
     )
 
 
-def _fit(plan: Plan) -> Fit:
+def fit_of(plan: Plan) -> Fit:
     return Fit(
         fits=plan.fits,
         max_num_seqs=plan.settings.max_num_seqs,

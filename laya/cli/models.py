@@ -19,6 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from laya.cli.fit import Fit, Fitter, fit_sentence
+from laya.cli.list_entries import entry_rows
 from laya.cli.model_card import card_fields, file_fields, header_fields, print_card
 from laya.cli.output import print_json, print_table, printable, shown
 from laya.config import Config, load_config
@@ -173,7 +174,7 @@ def list_models(
     fitter = Fitter(config)
     here = available(models_dir=Path(config.models_dir), found=found)
     known = {entry.id: entry for entry in entries()}
-    rows = [
+    rows = [*entry_rows(config, here, fitter)] + [
         _row(model, known.get(model.id) if model.origin == "pulled" else None, fitter.file(model)) for model in here
     ]
     ids = {model.id for model in here if model.origin == "pulled"}
@@ -212,11 +213,12 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         table.add_column(title, justify="right" if title == "SIZE" else "left", no_wrap=True)
     table.add_column("FOR", ratio=1, no_wrap=True, overflow="ellipsis")  # the one that gives way on a narrow screen
     for row in rows:
-        context = f"{row['max_num_seqs']} x {row['max_seq_len']}" if row["fits"] else ""
+        context = f"{row['max_num_seqs']} x {row['max_seq_len'] or 'any'}" if row["fits"] else ""
         name = min(row["aliases"], key=len) if row["origin"] is None else row["id"]
         fits = {True: _YES, False: _BOLD_NO, None: "-"}[row["fits"]]
+        size = size_text(row["file_bytes"]) if row["file_bytes"] is not None else "-"
         what = row["error"] or row.get("what_for") or ""
-        table.add_row(shown(name), size_text(row["file_bytes"]), fits, context, row["origin"] or "", shown(what))
+        table.add_row(shown(name), size, fits, context, row["origin"] or "", shown(what))
     return table
 
 

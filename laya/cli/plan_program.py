@@ -56,7 +56,13 @@ def show_program_plan(
         print_json(msgspec.to_builtins(made) | {"limit": budget.limit})
         return made.fits
     console = Console(highlight=False)
-    show_devices(console, made, budget)
+    if made.devices:
+        show_devices(console, made, budget)
+    else:
+        console.print(f" {shown(made.verdict)}")
     show_choices(console, made, set(asking.settings))
-    console.print(f" [dim]{subject.file.format}[/]  {shown(str(subject.file.path))}", soft_wrap=True)
+    remote = subject.settings.remote
+    places = [str(subject.file.path)] if remote is None else [url.text for url in remote.urls]
+    for place in places:
+        console.print(f" [dim]{subject.file.format}[/]  {shown(place)}", soft_wrap=True)
     return made.fits

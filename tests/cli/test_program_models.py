@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from laya.cli.config import config_app
+from laya.cli.models import list_models
 
 CONFIG = """
 models:
@@ -54,10 +55,35 @@ def test_remote_takes_nothing_here_and_its_settings_are_checked(config: Path, la
     config.write_text(CONFIG + REMOTE)
     code, out = laya_plan("far", "--config", config)
     assert code == 0
-    assert "a.example" in out
+    assert "another server holds it" in out
+    assert "https://a.example/v1" in out and "https://b.example/v1" in out
     run = CliRunner().invoke(config_app, ["check", str(config)])
     assert run.exit_code == 0
     assert "models.far: the environment has no MY_KEY (key_env)" in run.output
+
+
+def test_list_shows_what_the_configuration_names(
+    config: Path, laya_plan: Plan, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    more = '  gone: {engine: command, cmd: "pythn -m serve --port ${PORT}"}\n  nowhere: {source: ./no.gguf}\n'
+    config.write_text(CONFIG.replace("64MiB", "900GiB") + REMOTE + more)
+    list_models(found=False, as_json=True, config_file=config)
+    rows = {row["id"]: row for row in json.loads(capsys.readouterr().out)}
+    assert [rows[name]["origin"] for name in ("own", "far", "gone", "nowhere")] == [
+        "program",
+        "remote",
+        "program",
+        "config",
+    ]
+    assert [rows[name]["fits"] for name in ("own", "learned", "far", "gone")] == [False, True, True, None]
+    assert (rows["learned"]["max_num_seqs"], rows["learned"]["max_seq_len"], rows["far"]["max_seq_len"]) == (
+        8,
+        4096,
+        None,
+    )
+    assert "no program pythn" in rows["gone"]["error"] and "no such file" in rows["nowhere"]["error"]
+    list_models(found=False, as_json=False, config_file=config)
+    assert "32 x any" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
