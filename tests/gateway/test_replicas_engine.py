@@ -155,6 +155,37 @@ def test_stopped_engine_is_found_killed_and_started_anew_while_the_other_serves(
     assert outcomes(pair)["failed"] >= 1
 
 
+def test_reload_renews_one_after_another_while_all_requests_are_served(pair: Serving) -> None:
+    until(lambda: are_ready(pair))
+    was = replicas(pair)
+    (pair.cwd / "config.yaml").write_text(CONFIG.replace("max_seq_len: 4096", "max_seq_len: 2048"))
+    statuses: list[int] = []
+    is_over = threading.Event()
+
+    def keep_asking() -> None:
+        while not is_over.is_set():
+            statuses.append(ask(pair, 1, 4).status_code)
+
+    def is_renewed() -> bool:
+        now = replicas(pair)
+        assert any(each["state"] == "ready" for each in now.values()), now
+        return are_ready(pair) and all(now[name]["pid"] != was[name]["pid"] for name in was)
+
+    with ThreadPoolExecutor(3) as pool, plain(pair) as client:
+        asking = [pool.submit(keep_asking) for _ in range(3)]
+        try:
+            (change,) = client.post("/admin/reload").json()["changed"]
+            assert change["is_rolling"]
+            until(is_renewed)
+        finally:
+            is_over.set()
+        for each in asking:
+            each.result()
+        windows = [model["context_length"] for model in client.get("/v1/models").json()["data"]]
+    assert set(statuses) == {200}
+    assert windows == [2048]
+
+
 def test_unload_and_load_act_on_all_replicas(pair: Serving) -> None:
     until(lambda: are_ready(pair))
     with plain(pair) as client:
