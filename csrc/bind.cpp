@@ -17,6 +17,7 @@
 #include "bind_bench.hpp"
 #include "bind_plain.hpp"
 #include "bind_express.hpp"
+#include "bind_gate.hpp"
 #include "bind_stream.hpp"
 #include "route_table.hpp"
 
@@ -322,4 +323,5 @@ NB_MODULE(_core, module) {
     bind_express(module);
     bind_stream(module);
     bind_bench(module);
+    bind_gate(module);
 }

@@ -1,0 +1,95 @@
+// Owns: the door between Python and the gate kernel, by addresses: tensors keep their memory, and their layout is checked by
+// who calls (laya/modeling/kernels/cpu.py). Decides nothing.
+#include "bind_gate.hpp"
+
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "gate_kernel.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+constexpr std::size_t UNLOCKED_FROM_PRODUCTS = 1 << 18;  // a shorter call is over before another thread would run
+
+// A rule with the vectors that it points to.
+class Gate {
+  public:
+    Gate(std::size_t n_experts, std::size_t top_k, int score, bool is_over_top_k, bool renormalizes, float renorm_eps,
+         float scaling, std::size_t n_groups, std::size_t n_top_groups, int group_score, float masked_choice,
+         std::vector<float> logit_bias, std::vector<float> choice_bias, std::vector<float> expert_scale)
+        : logit_bias_(std::move(logit_bias)), choice_bias_(std::move(choice_bias)), expert_scale_(std::move(expert_scale)) {
+        if (n_experts == 0 || top_k == 0 || top_k > n_experts || n_groups == 0 || n_experts % n_groups != 0 ||
+            n_top_groups == 0 || n_top_groups > n_groups) {
+            throw std::invalid_argument("top_k must be in 1..n_experts, and n_experts a multiple of n_groups");
+        }
+        rule_.n_experts = n_experts;
+        rule_.top_k = top_k;
+        rule_.score = static_cast<laya::GateScore>(score);
+        rule_.is_over_top_k = is_over_top_k;
+        rule_.renormalizes = renormalizes;
+        rule_.renorm_eps = renorm_eps;
+        rule_.scaling = scaling;
+        rule_.n_groups = n_groups;
+        rule_.n_top_groups = n_top_groups;
+        rule_.group_score = static_cast<laya::GroupScore>(group_score);
+        rule_.masked_choice = masked_choice;
+        rule_.logit_bias = pointer(logit_bias_);
+        rule_.choice_bias = pointer(choice_bias_);
+        rule_.expert_scale = pointer(expert_scale_);
+    }
+
+    void run(std::uintptr_t x, bool is_bfloat16, std::uintptr_t weight, std::size_t n_tokens, std::size_t hidden,
+             std::uintptr_t logits, std::uintptr_t weights, std::uintptr_t ids, std::size_t n_threads) const {
+        const auto input = is_bfloat16 ? laya::GateInput::BFLOAT16 : laya::GateInput::FLOAT32;
+        const auto call = [&] {
+            laya::gate(rule_, reinterpret_cast<const void*>(x), input, reinterpret_cast<const float*>(weight), n_tokens,
+                       hidden, n_threads, reinterpret_cast<float*>(logits), reinterpret_cast<float*>(weights),
+                       reinterpret_cast<std::int32_t*>(ids));
+        };
+        if (n_tokens * hidden * rule_.n_experts < UNLOCKED_FROM_PRODUCTS) {
+            call();
+            return;
+        }
+        nb::gil_scoped_release unlocked;
+        call();
+    }
+
+    void select(std::uintptr_t logits, std::size_t n_tokens, std::uintptr_t weights, std::uintptr_t ids) const {
+        laya::gate_select(rule_, reinterpret_cast<const float*>(logits), n_tokens, reinterpret_cast<float*>(weights),
+                          reinterpret_cast<std::int32_t*>(ids));
+    }
+
+  private:
+    const float* pointer(const std::vector<float>& values) const {
+        if (!values.empty() && values.size() != rule_.n_experts) {
+            throw std::invalid_argument("a bias or scale needs one value an expert");
+        }
+        return values.empty() ? nullptr : values.data();
+    }
+
+    laya::GateRule rule_;
+    std::vector<float> logit_bias_;
+    std::vector<float> choice_bias_;
+    std::vector<float> expert_scale_;
+};
+
+}  // namespace
+
+void bind_gate(nb::module_& module) {
+    using namespace nb::literals;
+    nb::class_<Gate>(module, "Gate")
+        .def(nb::init<std::size_t, std::size_t, int, bool, bool, float, float, std::size_t, std::size_t, int, float,
+                      std::vector<float>, std::vector<float>, std::vector<float>>(),
+             "n_experts"_a, "top_k"_a, "score"_a, "over_top_k"_a, "renormalize"_a, "renorm_eps"_a, "scaling"_a,
+             "n_groups"_a, "n_top_groups"_a, "group_score"_a, "masked_choice"_a, "logit_bias"_a, "choice_bias"_a,
+             "expert_scale"_a)
+        .def("run", &Gate::run, "x"_a, "is_bfloat16"_a, "weight"_a, "n_tokens"_a, "hidden"_a, "logits"_a, "weights"_a,
+             "ids"_a, "n_threads"_a)
+        .def("select", &Gate::select, "logits"_a, "n_tokens"_a, "weights"_a, "ids"_a);
+    module.def("gate_instructions", &laya::gate_instructions);
+}

@@ -1,0 +1,5 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+void bind_gate(nanobind::module_& module);
