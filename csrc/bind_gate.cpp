@@ -2,11 +2,8 @@
 // who calls (laya/modeling/kernels/cpu.py). Decides nothing.
 #include "bind_gate.hpp"
 
-#include <nanobind/stl/vector.h>
-
 #include <cstdint>
 #include <stdexcept>
-#include <vector>
 
 #include "gate_kernel.hpp"
 
@@ -16,13 +13,11 @@ namespace {
 
 constexpr std::size_t UNLOCKED_FROM_PRODUCTS = 1 << 18;  // a shorter call is over before another thread would run
 
-// A rule with the vectors that it points to.
+// A rule without its vectors, which come with each call: they may be trained in between.
 class Gate {
   public:
     Gate(std::size_t n_experts, std::size_t top_k, int score, bool is_over_top_k, bool renormalizes, float renorm_eps,
-         float scaling, std::size_t n_groups, std::size_t n_top_groups, int group_score, float masked_choice,
-         std::vector<float> logit_bias, std::vector<float> choice_bias, std::vector<float> expert_scale)
-        : logit_bias_(std::move(logit_bias)), choice_bias_(std::move(choice_bias)), expert_scale_(std::move(expert_scale)) {
+         float scaling, std::size_t n_groups, std::size_t n_top_groups, int group_score) {
         if (n_experts == 0 || top_k == 0 || top_k > n_experts || n_groups == 0 || n_experts % n_groups != 0 ||
             n_top_groups == 0 || n_top_groups > n_groups) {
             throw std::invalid_argument("top_k must be in 1..n_experts, and n_experts a multiple of n_groups");
@@ -37,19 +32,16 @@ class Gate {
         rule_.n_groups = n_groups;
         rule_.n_top_groups = n_top_groups;
         rule_.group_score = static_cast<laya::GroupScore>(group_score);
-        rule_.masked_choice = masked_choice;
-        rule_.logit_bias = pointer(logit_bias_);
-        rule_.choice_bias = pointer(choice_bias_);
-        rule_.expert_scale = pointer(expert_scale_);
     }
 
     void run(std::uintptr_t x, bool is_bfloat16, std::uintptr_t weight, std::size_t n_tokens, std::size_t hidden,
-             std::uintptr_t logits, std::uintptr_t weights, std::uintptr_t ids, std::size_t n_threads) const {
+             std::uintptr_t logit_bias, std::uintptr_t choice_bias, std::uintptr_t expert_scale, std::uintptr_t logits,
+             std::uintptr_t weights, std::uintptr_t ids, std::size_t n_threads) const {
         const auto input = is_bfloat16 ? laya::GateInput::BFLOAT16 : laya::GateInput::FLOAT32;
+        const laya::GateRule rule = with(logit_bias, choice_bias, expert_scale);
         const auto call = [&] {
-            laya::gate(rule_, reinterpret_cast<const void*>(x), input, reinterpret_cast<const float*>(weight), n_tokens,
-                       hidden, n_threads, reinterpret_cast<float*>(logits), reinterpret_cast<float*>(weights),
-                       reinterpret_cast<std::int32_t*>(ids));
+            laya::gate(rule, reinterpret_cast<const void*>(x), input, floats(weight), n_tokens, hidden, n_threads,
+                       floats(logits), floats(weights), reinterpret_cast<std::int32_t*>(ids));
         };
         if (n_tokens * hidden * rule_.n_experts < UNLOCKED_FROM_PRODUCTS) {
             call();
@@ -59,23 +51,24 @@ class Gate {
         call();
     }
 
-    void select(std::uintptr_t logits, std::size_t n_tokens, std::uintptr_t weights, std::uintptr_t ids) const {
-        laya::gate_select(rule_, reinterpret_cast<const float*>(logits), n_tokens, reinterpret_cast<float*>(weights),
+    void select(std::uintptr_t logits, std::size_t n_tokens, std::uintptr_t choice_bias, std::uintptr_t expert_scale,
+                std::uintptr_t weights, std::uintptr_t ids) const {
+        laya::gate_select(with(0, choice_bias, expert_scale), floats(logits), n_tokens, floats(weights),
                           reinterpret_cast<std::int32_t*>(ids));
     }
 
   private:
-    const float* pointer(const std::vector<float>& values) const {
-        if (!values.empty() && values.size() != rule_.n_experts) {
-            throw std::invalid_argument("a bias or scale needs one value an expert");
-        }
-        return values.empty() ? nullptr : values.data();
+    static float* floats(std::uintptr_t address) { return reinterpret_cast<float*>(address); }
+
+    laya::GateRule with(std::uintptr_t logit_bias, std::uintptr_t choice_bias, std::uintptr_t expert_scale) const {
+        laya::GateRule rule = rule_;
+        rule.logit_bias = floats(logit_bias);
+        rule.choice_bias = floats(choice_bias);
+        rule.expert_scale = floats(expert_scale);
+        return rule;
     }
 
     laya::GateRule rule_;
-    std::vector<float> logit_bias_;
-    std::vector<float> choice_bias_;
-    std::vector<float> expert_scale_;
 };
 
 }  // namespace
@@ -83,13 +76,11 @@ class Gate {
 void bind_gate(nb::module_& module) {
     using namespace nb::literals;
     nb::class_<Gate>(module, "Gate")
-        .def(nb::init<std::size_t, std::size_t, int, bool, bool, float, float, std::size_t, std::size_t, int, float,
-                      std::vector<float>, std::vector<float>, std::vector<float>>(),
+        .def(nb::init<std::size_t, std::size_t, int, bool, bool, float, float, std::size_t, std::size_t, int>(),
              "n_experts"_a, "top_k"_a, "score"_a, "over_top_k"_a, "renormalize"_a, "renorm_eps"_a, "scaling"_a,
-             "n_groups"_a, "n_top_groups"_a, "group_score"_a, "masked_choice"_a, "logit_bias"_a, "choice_bias"_a,
-             "expert_scale"_a)
-        .def("run", &Gate::run, "x"_a, "is_bfloat16"_a, "weight"_a, "n_tokens"_a, "hidden"_a, "logits"_a, "weights"_a,
-             "ids"_a, "n_threads"_a)
-        .def("select", &Gate::select, "logits"_a, "n_tokens"_a, "weights"_a, "ids"_a);
+             "n_groups"_a, "n_top_groups"_a, "group_score"_a)
+        .def("run", &Gate::run, "x"_a, "is_bfloat16"_a, "weight"_a, "n_tokens"_a, "hidden"_a, "logit_bias"_a,
+             "choice_bias"_a, "expert_scale"_a, "logits"_a, "weights"_a, "ids"_a, "n_threads"_a)
+        .def("select", &Gate::select, "logits"_a, "n_tokens"_a, "choice_bias"_a, "expert_scale"_a, "weights"_a, "ids"_a);
     module.def("gate_instructions", &laya::gate_instructions);
 }

@@ -16,6 +16,7 @@ namespace laya {
 namespace {
 
 constexpr std::size_t EXPERTS_A_TILE = 4;
+constexpr std::size_t EXPERTS_OF_ONE_TOKEN = 8;  // nothing is used twice but x: more rows at once hide the wait for them
 constexpr std::size_t HIDDEN_A_STEP = 2048;  // of eight experts 64 KiB: stays in the second-level cache while tokens pass
 constexpr std::size_t TOKENS_A_CHUNK = 12;  // a multiple of every tile's tokens; what a thread takes at a time
 constexpr std::size_t PRODUCTS_A_THREAD = 1 << 20;  // below this, waking another one costs more than it brings
@@ -54,6 +55,18 @@ LAYA_INLINE void load(const std::uint16_t* from, typename Lanes<LANES>::Floats& 
 LAYA_INLINE float scalar(float value) { return value; }
 LAYA_INLINE float scalar(std::uint16_t value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16); }
 
+template <std::size_t LANES>
+LAYA_INLINE float sum_of(const typename Lanes<LANES>::Floats& lanes) {
+    if constexpr (LANES == 2) {
+        return lanes[0] + lanes[1];
+    } else {
+        typename Lanes<LANES / 2>::Floats halves[2];
+        std::memcpy(halves, &lanes, sizeof halves);
+        const typename Lanes<LANES / 2>::Floats sums = halves[0] + halves[1];
+        return sum_of<LANES / 2>(sums);
+    }
+}
+
 // logits[token][expert] += x[token][from..to) . weight[expert][from..to), for one tile; every sum in a register.
 template <std::size_t LANES, std::size_t TOKENS, std::size_t EXPERTS, typename In>
 LAYA_INLINE void add_tile(const In* x, const float* weight, std::size_t hidden, std::size_t from, std::size_t to,
@@ -78,10 +91,7 @@ LAYA_INLINE void add_tile(const In* x, const float* weight, std::size_t hidden, 
     }
     for (std::size_t token = 0; token < TOKENS; ++token) {
         for (std::size_t expert = 0; expert < EXPERTS; ++expert) {
-            float sum = 0;
-            for (std::size_t lane = 0; lane < LANES; ++lane) {
-                sum += sums[token][expert][lane];
-            }
+            float sum = sum_of<LANES>(sums[token][expert]);
             for (std::size_t rest = at; rest < to; ++rest) {
                 sum += scalar(x[token * hidden + rest]) * weight[expert * hidden + rest];
             }
@@ -94,9 +104,10 @@ template <std::size_t LANES, std::size_t TOKENS, typename In>
 LAYA_INLINE void add_experts(const Problem& problem, const In* x, std::size_t from, std::size_t to, float* logits) {
     const std::size_t hidden = problem.hidden;
     const std::size_t n_experts = problem.n_experts;
+    constexpr std::size_t EXPERTS = TOKENS == 1 ? EXPERTS_OF_ONE_TOKEN : EXPERTS_A_TILE;
     std::size_t expert = 0;
-    for (; expert + EXPERTS_A_TILE <= n_experts; expert += EXPERTS_A_TILE) {
-        add_tile<LANES, TOKENS, EXPERTS_A_TILE>(x, problem.weight + expert * hidden, hidden, from, to, logits + expert,
+    for (; expert + EXPERTS <= n_experts; expert += EXPERTS) {
+        add_tile<LANES, TOKENS, EXPERTS>(x, problem.weight + expert * hidden, hidden, from, to, logits + expert,
                                                 n_experts);
     }
     for (; expert < n_experts; ++expert) {
@@ -192,8 +203,8 @@ void gate(const GateRule& rule, const void* x, GateInput input, const float* wei
     };
     const std::size_t n_chunks = (n_tokens + TOKENS_A_CHUNK - 1) / TOKENS_A_CHUNK;
     const std::size_t worth = n_tokens * rule.n_experts * hidden / PRODUCTS_A_THREAD;
-    const std::size_t n_wanted = n_threads != 0 ? n_threads : std::max<std::size_t>(worth, 1);
-    if (n_wanted == 1 || n_chunks == 1) {
+    const std::size_t n_wanted = std::min(n_threads, worth);
+    if (n_wanted <= 1 || n_chunks == 1) {
         for (std::size_t index = 0; index < n_chunks; ++index) {
             chunk(index);
         }

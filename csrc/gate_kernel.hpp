@@ -20,11 +20,10 @@ struct GateRule {
     bool renormalizes = true;
     float renorm_eps = 0.0F;  // added to the sum
     float scaling = 1.0F;
-    std::size_t n_groups = 1;
+    std::size_t n_groups = 1;      // of neighbours; only the experts of the n_top_groups best can be chosen
     std::size_t n_top_groups = 1;
     GroupScore group_score = GroupScore::MAX;
-    float masked_choice = 0.0F;         // what the experts of other groups count with when the best are chosen
-    const float* logit_bias = nullptr;  // part of the logits
+    const float* logit_bias = nullptr;   // part of the logits
     const float* choice_bias = nullptr;  // added to the scores for the choice alone
     const float* expert_scale = nullptr;
 };
@@ -34,7 +33,7 @@ struct GateRule {
 void gate_select(const GateRule& rule, const float* logits, std::size_t n_tokens, float* weights, std::int32_t* ids);
 
 // x: [n_tokens, hidden] of `input`; weight: [n_experts, hidden]; logits: [n_tokens, n_experts], bias included.
-// n_threads: at most; 0 for what the work is worth. All rows are contiguous.
+// n_threads: at most, as far as the work is worth it. All rows are contiguous.
 void gate(const GateRule& rule, const void* x, GateInput input, const float* weight, std::size_t n_tokens,
           std::size_t hidden, std::size_t n_threads, float* logits, float* weights, std::int32_t* ids);
 

@@ -161,3 +161,38 @@ class BareRelay:
 def drive_load(
     port: int, request: bytes, n_requests: int, n_connections: int, is_stream: bool, n_events: int
 ) -> tuple[float, int, list[float]]: ...
+
+class Gate:
+    def __init__(
+        self,
+        n_experts: int,
+        top_k: int,
+        score: int,
+        over_top_k: bool,
+        renormalize: bool,
+        renorm_eps: float,
+        scaling: float,
+        n_groups: int,
+        n_top_groups: int,
+        group_score: int,
+    ) -> None: ...
+    def run(
+        self,
+        x: int,
+        is_bfloat16: bool,
+        weight: int,
+        n_tokens: int,
+        hidden: int,
+        logit_bias: int,
+        choice_bias: int,
+        expert_scale: int,
+        logits: int,
+        weights: int,
+        ids: int,
+        n_threads: int,
+    ) -> None: ...
+    def select(
+        self, logits: int, n_tokens: int, choice_bias: int, expert_scale: int, weights: int, ids: int
+    ) -> None: ...
+
+def gate_instructions() -> str: ...

@@ -9,6 +9,7 @@ import typer
 from laya.errors import ConfigError, nearest
 
 BENCHES = {
+    "expert-router": "what choosing the experts of a token costs, kernel by kernel (needs laya-llm[torch])",
     "fuzz": "malformed requests by the ten thousand, and whether the gateway minds",
     "gateway": "what passing through Laya adds, against a stub engine asked directly",
     "memory": "planned bytes against the measured peak of real engines",
@@ -24,9 +25,7 @@ _HELP = (
 )
 
 
-def bench(
-    context: typer.Context, name: str = typer.Argument(help="fuzz, gateway, memory, prefix, rates, router or soak.")
-) -> None:
+def bench(context: typer.Context, name: str = typer.Argument(help=", ".join(BENCHES) + ".")) -> None:
     """Run a bench; the last line it prints is JSON."""
     if name in ("-h", "--help"):
         print(context.get_help())
@@ -35,7 +34,7 @@ def bench(
         close = nearest(name, BENCHES)
         hint = f" Did you mean '{close}'?" if close else ""
         raise ConfigError(f"There is no bench '{name}'.{hint} There are: {', '.join(BENCHES)}.")
-    code = importlib.import_module(f"laya.bench.{name}").main(list(context.args))
+    code = importlib.import_module(f"laya.bench.{name.replace('-', '_')}").main(list(context.args))
     raise typer.Exit(code or 0)
 
 
