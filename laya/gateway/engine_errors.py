@@ -75,7 +75,8 @@ def engine_error(status: int, headers: dict[bytes, bytes], body: bytes, exchange
         return _TooLongThere(message, param=_text(error.get("param")))
     if status == 501 or re.search(r"(image|audio) input is not supported", message):
         hint = _who_sees(exchange) if message.startswith("image") else ""
-        return NotSupported(f"The model '{model_of(exchange)}' can't do this: {message}{hint}")
+        refused = f"The model '{model_of(exchange)}' can't do this: {message}{hint}"
+        return NotSupported(refused, param=_text(error.get("param")))
     if message.startswith("logprobs is not supported with tools"):
         return NotSupported(f"{who} gives no logprobs beside tools; leave out one of them.", param="logprobs")
     if status == 503:

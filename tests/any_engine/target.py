@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, cast, get_args
 Ability = Literal[
     "laya",  # a Laya answers: headers, other APIs, refusals of what is out of range before an engine sees it
     "counts",  # the tokens of the model are known to Laya or to the Laya behind it
+    "tokenizer",  # Laya may ask for the tokens of a text without having it answered
     "llamacpp",  # llama.cpp's fields and limits
     "trained",  # a trained model answers: it repeats what it is shown, and two seeds say different things
     "tools",  # the model is told of tools, and calls are read from what it says
@@ -26,11 +27,11 @@ Ability = Literal[
 ]
 ALL: frozenset[Ability] = frozenset(get_args(Ability))
 # llama-server asked directly does not do these either: LAYA_TEST_ENGINES=server shows it
-LLAMA_SERVER = ALL - {"counts", "forced_tools", "exact_logprobs", "completion_logprobs"}
+LLAMA_SERVER = ALL - {"counts", "tokenizer", "forced_tools", "exact_logprobs", "completion_logprobs"}
 ENGINES: dict[str, frozenset[Ability]] = {
     "llamacpp": ALL,
     "command": LLAMA_SERVER,
-    "remote": ALL,
+    "remote": ALL - {"tokenizer"},
     "server": cast("frozenset[Ability]", frozenset(os.environ.get("LAYA_TEST_CAN", "").split(","))),
 }
 DEFAULT = "llamacpp,command,remote"

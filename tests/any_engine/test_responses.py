@@ -95,7 +95,7 @@ def test_previous_response_is_read_by_the_model(target: Target) -> None:
     assert alone.usage.input_tokens < read
 
 
-@pytest.mark.needs("counts")
+@pytest.mark.needs("tokenizer")
 def test_tokens_of_a_turn_are_counted_before_it_is_asked(target: Target) -> None:
     first = ask(target, input="My name is Ann.", instructions="Be brief.")
     fields: Any = {"model": target.model, "input": "And yours?", "tools": [WEATHER], "previous_response_id": first.id}

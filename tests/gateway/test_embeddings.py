@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import openai
@@ -18,6 +19,14 @@ def embed(server: Serving, given: Any, **fields: Any) -> list[list[float]]:
     assert answer.model == "emb"
     assert [item.index for item in answer.data] == list(range(len(answer.data)))
     return [item.embedding for item in answer.data]
+
+
+def test_vector_does_not_depend_on_what_is_computed_beside_it(embedding: Serving) -> None:
+    texts = ["A cat sat on the mat.", "Interest rates rose by two points.", "Hi", "tree " * 50]
+    for vector, text in zip(embed(embedding, texts), texts, strict=True):
+        (alone,) = embed(embedding, text)
+        dot = sum(x * y for x, y in zip(vector, alone, strict=True))
+        assert dot / math.hypot(*vector) / math.hypot(*alone) > 0.9999
 
 
 def test_input_longer_than_the_window_is_refused_with_both_numbers(embedding: Serving) -> None:
