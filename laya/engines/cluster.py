@@ -82,14 +82,16 @@ class Cluster:
                 await self.close()
                 raise EngineFailed(f"The Ray cluster at {self.address} cannot be joined: {fault}", param="ray.address")
 
-    async def survey(self, files: Iterable[WantedFile], avoid: Collection[str] = ()) -> dict[str, NodeSurvey | str]:
-        """Id of a node -> what it says of itself, or why it says nothing. avoid: nodes that are not asked.
+    async def survey(
+        self, files: Iterable[WantedFile], *, avoid: Collection[str] = (), others_wait_s: float
+    ) -> dict[str, NodeSurvey | str]:
+        """Id of a node -> what it says of itself, or why it says nothing. Raises EngineFailed.
 
-        Raises EngineFailed.
+        avoid: nodes that are not asked. others_wait_s: how long others are waited for once one has answered.
         """
         await self.connect()
         wanted = msgspec.to_builtins(Wanted(files=list(files)))
-        told = await self._order("survey", wanted=wanted, avoid=list(avoid))
+        told = await self._order("survey", wanted=wanted, avoid=list(avoid), others_wait_s=others_wait_s)
         return {
             node: answer["error"] if "error" in answer else msgspec.convert(answer, NodeSurvey)
             for node, answer in told.items()

@@ -31,6 +31,8 @@ from laya.memory import Budget, budget_within, ceiling_bytes, plan_bytes_within,
 from laya.types import ModelFile, Plan
 
 PLACED_KINDS = ("llamacpp",)
+OTHERS_S = 3.0  # for the other nodes, once one has answered: one that is gone without a word is still listed
+SURVEY_S = 20.0  # for all of them, where none of those that answered will do
 AVOID_S = 30.0  # a node whose engine was lost; Ray itself may take half of that to see that a node is gone
 
 
@@ -121,8 +123,9 @@ class Placing:
         )
 
     async def _place(self, endpoint: Endpoint, file: ModelFile, *, anyway: bool) -> tuple[Spot, Plan]:
+        is_patient = False
         while True:
-            found = await self._spots(endpoint, file)
+            found = await self._spots(endpoint, file, is_patient=is_patient)
             spots = found.spots
             for spot in spots:
                 plan = await self._plan(endpoint, file, spot, spot.free_bytes)
@@ -136,16 +139,22 @@ class Placing:
                             await self._evict(idle, endpoint.name)
                     break
             else:
+                if found.faults and not is_patient:  # one that was slow to answer may have the room
+                    is_patient = True
+                    continue
                 for spot in spots:
                     await self._check_busy(endpoint, file, spot)
                 if anyway and spots:
                     return spots[0], await self._plan(endpoint, file, spots[0], spots[0].free_bytes)
                 raise await self._refusal(endpoint, file, found)
 
-    async def _spots(self, endpoint: Endpoint, file: ModelFile) -> Spots:
+    async def _spots(self, endpoint: Endpoint, file: ModelFile, *, is_patient: bool) -> Spots:
         cluster, ledger = self._others.cluster, self._others.loading.ledger
         assert cluster is not None
-        surveys = await cluster.survey(_files_of(endpoint, file).values(), avoid=self._avoided(cluster))
+        wait_s = SURVEY_S if is_patient else OTHERS_S
+        surveys = await cluster.survey(
+            _files_of(endpoint, file).values(), avoid=self._avoided(cluster), others_wait_s=wait_s
+        )
         held = {account(node.name): ledger.held(account(node.name)) for node in cluster.nodes}
         found = Spots([], {}, {})
         for node in cluster.nodes:

@@ -30,8 +30,7 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
 SILENT_S = 10.0  # an actor that says nothing for so long is lost, whatever Ray still thinks of its node
 PLACE_S = 30.0  # for a worker process to come up on the node
-SURVEY_S = 20.0  # for the first answer; a worker process comes up for it
-OTHERS_S = 5.0  # then for the others: one that is gone without a word is still listed for a while
+FIRST_S = 20.0  # for the first answer of a survey; a worker process comes up for it
 SETTLE_S = 3.0  # Ray's figures may trail behind what was ended
 
 
@@ -74,8 +73,8 @@ class Driver:
             _say({"answer": order["id"], "result": result})
 
     # orders
-    async def _do_survey(self, wanted: dict[str, Any], avoid: list[str]) -> dict[str, Any]:
-        """Node -> what it says of itself, or why it says nothing. Once one has answered, the others get a while."""
+    async def _do_survey(self, wanted: dict[str, Any], avoid: list[str], others_wait_s: float) -> dict[str, Any]:
+        """Node -> what it says of itself, or why it says nothing."""
         remote = ray.remote(num_cpus=0, max_retries=0)(survey)
         asked = msgspec.convert(wanted, Wanted)
 
@@ -91,8 +90,8 @@ class Driver:
 
         asking = {node.id: asyncio.ensure_future(ask(node)) for node in self._nodes if node.id not in avoid}
         if asking:
-            await asyncio.wait(asking.values(), timeout=SURVEY_S, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait(asking.values(), timeout=OTHERS_S)
+            await asyncio.wait(asking.values(), timeout=FIRST_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(asking.values(), timeout=others_wait_s)
         silent = {"error": "it does not answer"}
         answers = {node: task.result() if task.done() else silent for node, task in asking.items()}
         for task in asking.values():
