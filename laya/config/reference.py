@@ -27,6 +27,7 @@ from laya.config.server import ServerConfig
 from laya.config.settings import ModelSettings, SamplingDefaults
 from laya.config.store import StoreConfig
 from laya.config.traces import TracesConfig
+from laya.config.vllm import VLLM_KEYS
 from laya.config.units import (
     BUDGET_PATTERN,
     BYTES_PATTERN,
@@ -136,6 +137,8 @@ def example(schema_path: str = "laya/config.schema.json") -> str:
     lines += _example_lines(SamplingDefaults, SamplingDefaults.__struct_fields__, indent="      ")
     lines += ["", "  # A program of your own that serves OpenAI's API: docs/engines.md.", "  # my-program:"]
     lines += ["  #   engine: command", *_example_lines(ModelConfig, PROGRAM_KEYS, indent="  #   ")]
+    lines += ["", "  # A model that vLLM runs: docs/engines.md.", "  # my-folder:"]
+    lines += ["  #   engine: vllm", *_example_lines(ModelConfig, VLLM_KEYS, indent="  #   ")]
     lines += ["", "  # A model of another server, by OpenAI's API: docs/engines.md.", "  # my-remote:"]
     lines += ["  #   engine: remote", *_example_lines(ModelConfig, REMOTE_KEYS, indent="  #   ")]
     return "\n".join(lines) + "\n"
@@ -204,7 +207,7 @@ def key_tables() -> str:
         ("`traces`", TracesConfig, TracesConfig.__struct_fields__),
         ("`ray`", RayConfig, RayConfig.__struct_fields__),
         ("Settings of models: at the top level or under `models.<name>`", ModelSettings, SETTING_NAMES),
-        ("Only under `models.<name>`", ModelConfig, ("source", "aliases", *PROGRAM_KEYS, *REMOTE_KEYS)),
+        ("Only under `models.<name>`", ModelConfig, ("source", "aliases", *VLLM_KEYS, *PROGRAM_KEYS, *REMOTE_KEYS)),
         ("`limits`", ModelLimits, ModelLimits.__struct_fields__),
         ("`defaults`", SamplingDefaults, SamplingDefaults.__struct_fields__),
     ]

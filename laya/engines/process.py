@@ -242,6 +242,8 @@ class EngineProcess:
             await self._check_port(host, int(port))
         except EngineFailed as error:
             raise self._failure(error.message) from None
+        if (fault := self._launcher.load_fault(self.log)) is not None:
+            raise self._failure(f"{fault} ({self._launcher.about()})")
         layers = await self._launcher.gpu_layers(self.log)
         return address if layers is None else msgspec.structs.replace(address, gpu_layers=layers)
 
