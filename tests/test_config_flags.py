@@ -31,7 +31,7 @@ from laya.errors import ConfigError
             "-ngl all -ncmoe 12 --gpus 0,2 -ts 3,1",
             {"gpu_layers": "all", "experts_on_cpu": 12, "gpus": [0, 2], "tensor_split": [3, 1]},
         ),
-        ("--cpu-moe", {"experts_on_cpu": 9999}),
+        ("--cpu-moe", {"experts_on_cpu": "all"}),
         ("--served-model-name a b --pinned", {"aliases": ["a", "b"], "pinned": True}),
         ("--no-mmap --enable-streaming false", {"mmap": False, "enable_streaming": False}),
         ("--ttl 5m", {"ttl": 300.0}),

@@ -16,7 +16,6 @@ from laya.config.load import parse_settings
 from laya.config.resolve import SETTING_NAMES
 from laya.config.settings import SamplingDefaults
 from laya.errors import ConfigError, nearest
-from laya.types import ALL_LAYERS
 
 
 class Flag(NamedTuple):
@@ -50,7 +49,7 @@ _LLAMACPP = {
     "-t": Flag("n_threads"), "--threads": Flag("n_threads"),
     "-ngl": Flag("gpu_layers"), "--gpu-layers": Flag("gpu_layers"), "--n-gpu-layers": Flag("gpu_layers"),
     "-ncmoe": Flag("experts_on_cpu"), "--n-cpu-moe": Flag("experts_on_cpu"),
-    "-cmoe": Flag("experts_on_cpu", ALL_LAYERS), "--cpu-moe": Flag("experts_on_cpu", ALL_LAYERS),
+    "-cmoe": Flag("experts_on_cpu", "all"), "--cpu-moe": Flag("experts_on_cpu", "all"),
     "-ts": Flag("tensor_split"),
     "-m": Flag("source"), "--model": Flag("source"),
     "-a": Flag("aliases"), "--alias": Flag("aliases"),

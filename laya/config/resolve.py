@@ -188,6 +188,6 @@ def _shape(name: str, value: Any) -> Any:
         return tuple(Path(path) for path in value)
     if name in _AUTO_IS_SAID and value == "auto":
         return None
-    if name == "gpu_layers" and value == "all":
+    if name in ("gpu_layers", "experts_on_cpu") and value == "all":
         return ALL_LAYERS
     return tuple(value) if name in ("gpus", "tensor_split") else value

@@ -125,7 +125,7 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Meta(description="Layers on GPUs, the output as one more; auto = as many as fit; needs an engine for GPUs."),
     ] = UNSET
     experts_on_cpu: Annotated[
-        Annotated[int, Meta(ge=0)] | Auto | UnsetType,
+        Annotated[int, Meta(ge=0)] | Literal["auto", "all"] | UnsetType,
         Meta(description="Layers, from the first, whose experts stay in RAM; auto = as few as the GPUs need."),
     ] = UNSET
     gpus: Annotated[

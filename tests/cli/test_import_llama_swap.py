@@ -84,6 +84,8 @@ peers:
     models: [model_b]
 """
 
+PLACES = {"gpu_layers", "experts_on_cpu", "gpus", "tensor_split"}
+
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +112,7 @@ def test_example_becomes_models_of_three_engines() -> None:
         "source": "${env.MODELS_HOME}/big.gguf", "max_seq_len": 4096, "max_num_seqs": 4, "kv_cache_dtype": "q8_0",
         "n_threads": 2, "defaults": {"temperature": 0.7, "top_p": 0.9}, "args": {"rope_scaling_type": "yarn"},
         "ttl": None, "limits": {"max_concurrent": 6}, "aliases": ["gpt-4o-mini", "big-too"], "preload": True,
+        "gpus": [0, 1],
     }  # fmt: skip
     assert models["pool"] == {
         "source": f"{here}/other.gguf", "max_seq_len": 8192, "max_num_seqs": 4, "kv_pool_tokens": 8192,
@@ -136,9 +139,7 @@ def test_what_is_not_taken_over_is_told_by_key_and_line_and_no_secret_is_kept() 
     made = imported("llama-swap", "config.yaml")
     assert made.about("models.big.alises").endswith("an unknown key of llama-swap, did you mean aliases?)")
     assert f"(line {EXAMPLE[: EXAMPLE.index('startPort')].count(chr(10)) + 1}: " in made.about("startPort")
-    assert "no GPU engine is here yet" in made.about("models.big.cmd -ngl 99")
     assert "no flag that is known here" in made.about("models.big.cmd --made-up 3")
-    assert made.about("models.big.env CUDA_VISIBLE_DEVICES").endswith("set: gpus)")
     assert "cmd names no ${PORT}" in made.about("models.fixed")
     assert "HF_TOKEN: ${env.HF_TOKEN}" in made.about("models.docker.env HF_TOKEN")
     assert "-c 60 for 4 slots" in made.about("models.cramped.cmd -c")
@@ -220,3 +221,43 @@ def test_file_that_is_none_is_refused_by_its_line(text: str, words: str) -> None
 
 def test_file_that_is_not_there_is_told() -> None:
     assert refusal("llama-swap", "nope.yaml") == "nope.yaml: no such file"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("-ngl 99", {}),
+        ("-ngl all", {}),
+        ("-ngl 0", {"gpu_layers": 0}),
+        ("--n-gpu-layers 24 -ncmoe 12", {"gpu_layers": 24, "experts_on_cpu": 12}),
+        ("--cpu-moe", {"experts_on_cpu": "all"}),
+        (r"-ot .ffn_.*_exps.=CPU", {"experts_on_cpu": "all"}),
+        (r"-ot blk\.[0-9]\.ffn_.*_exps=CPU", {"experts_on_cpu": 10}),
+        ("-ts 3,1 -dev CUDA0,CUDA2", {"tensor_split": [3, 1], "gpus": [0, 2]}),
+        ("-sm none -mg 1", {"gpus": [1]}),
+        ("-dev none", {"gpu_layers": 0}),
+    ],
+)
+def test_where_layers_lie_is_taken_over(flags: str, expected: dict[str, object]) -> None:
+    Path("config.yaml").write_text(f"models:\n  m:\n    cmd: 'llama-server --port ${{PORT}} -m big.gguf {flags}'\n")
+    made = imported("llama-swap", "config.yaml")
+    entry = made.config["models"]["m"]
+    assert {name: value for name, value in entry.items() if name in PLACES} == expected
+    assert "args" not in entry
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "why"),
+    [
+        ("-sm row", "--split-mode row", "tensor_split"),
+        ("-mg 1", "--main-gpu 1", "gpus"),
+        ("-dev Vulkan0", "--device Vulkan0", "NVIDIA"),
+        (r"-ot attn=CUDA1", "--override-tensor attn=CUDA1", "experts_on_cpu"),
+        ("-ngld 99", "-ngld 99", "use gpu_layers"),
+    ],
+)
+def test_a_place_that_is_not_taken_over_is_told(flags: str, key: str, why: str) -> None:
+    Path("config.yaml").write_text(f"models:\n  m:\n    cmd: llama-server --port ${{PORT}} -m big.gguf {flags}\n")
+    made = imported("llama-swap", "config.yaml")
+    assert why in made.about(f"models.m.cmd {key}")
+    assert not PLACES & set(made.config["models"]["m"])

@@ -75,7 +75,6 @@ def test_modelfile_becomes_a_model() -> None:
         }
     }  # fmt: skip
     assert "(line 13: an unknown parameter of Ollama)" in made.about("mario: PARAMETER temprature")
-    assert "no GPU engine is here yet" in made.about("mario: PARAMETER num_gpu")
     assert "top_p" in made.about("mario: PARAMETER top_p")
     assert "(line 15: Go's template syntax" in made.about("mario: TEMPLATE")
     assert "(line 17: clients send" in made.about("mario: SYSTEM")
@@ -168,3 +167,11 @@ def test_what_is_not_there_is_told() -> None:
     written("a.Modelfile", "FROM ./x.gguf")
     written("b.Modelfile", "FROM ./x.gguf")
     assert "names the model of one Modelfile" in refusal("ollama", "a.Modelfile", "b.Modelfile", "--name", "n")
+
+
+@pytest.mark.parametrize(("value", "expected"), [("99", None), ("-1", None), ("0", 0), ("24", 24)])
+def test_layers_on_the_gpu_are_taken_over_and_all_are_as_many_as_fit(value: str, expected: int | None) -> None:
+    written("m/model.gguf", b"GGUF")
+    written("m/Modelfile", f"FROM ./model.gguf\nPARAMETER num_gpu {value}\n")
+    made = imported("ollama", "m/Modelfile")
+    assert made.config["models"]["m"].get("gpu_layers") == expected

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from laya.cli.imports.draft import Draft, is_secret_name
+from laya.cli.imports.gpu_flags import layers_of, placed
 from laya.config.document import KeyPath
 from laya.config.flags import FLAGS, REFUSED, parse_engine_flags
 from laya.engines.arguments import BY_LEAF, KINDS, check_args
@@ -42,9 +43,12 @@ _ARGS = {  # flag -> llama.cpp's parameter, where the flag's own words are not i
     "sampling.reasoning_budget_tokens", "--chat-template-kwargs": "default_template_kwargs", "--cache-reuse":
     "n_cache_reuse", "--keep": "n_keep", "--draft-max": "speculative.draft.n_max", "--draft": "speculative.draft.n_max",
     "--draft-n": "speculative.draft.n_max", "--draft-min": "speculative.draft.n_min", "--draft-p-min":
-    "speculative.draft.p_min", "-sps": "slot_prompt_similarity", "--numa": "numa", "-mg": "main_gpu", "-ts":
-    "tensor_split", "-sm": "split_mode", "-ot": "tensor_buft_overrides", "--override-tensor": "tensor_buft_overrides",
+    "speculative.draft.p_min", "-sps": "slot_prompt_similarity", "--numa": "numa",
 }  # fmt: skip
+_LAYERS = frozenset({"-ngl", "--gpu-layers", "--n-gpu-layers"})
+_PLACES = {
+    "-dev": "--device", "-mg": "--main-gpu", "-sm": "--split-mode", "-ot": "--override-tensor",
+} | {name: name for name in ("--device", "--main-gpu", "--split-mode", "--override-tensor")}  # fmt: skip
 _HUB = frozenset({"-hf", "-hfr", "--hf-repo"})
 _HUB_FILE = frozenset({"-hff", "--hf-file"})
 
@@ -77,6 +81,7 @@ class _Reading:
         self._flags: list[str] = []  # those that Laya takes as they are
         self._entry: dict[str, Any] = {}
         self._hub: dict[str, str] = {}
+        self._places: dict[str, str] = {}
         self._is_unified = False
         self._cache_type_v: str | None = None
 
@@ -104,6 +109,10 @@ class _Reading:
             self._hub["file" if name in _HUB_FILE else "repo"] = value or ""
         elif name in ("-fa", "--flash-attn") and value in (None, "on", "auto", "1", "true"):
             return  # so it is here
+        elif name in _PLACES and value is not None:
+            self._places[_PLACES[name]] = value
+        elif name in _LAYERS and value is not None and layers_of(value) is None:
+            return  # as many as fit, so it is here
         elif name in FLAGS and name not in _ARGS:
             self._own(name, value)
         elif name in REFUSED:
@@ -114,8 +123,6 @@ class _Reading:
     def _own(self, name: str, value: str | None) -> None:
         """A flag of `laya serve`, tried alone so that one which Laya refuses costs no other."""
         key, written = FLAGS[name].key, value
-        if name in ("-ngl", "--gpu-layers", "--n-gpu-layers") and value is not None and value.isdigit():
-            value = "all" if int(value) >= 99 else value
         if value is not None and key in _PATHS:
             self._file(name, _PATHS[key], value)
             return
@@ -171,6 +178,10 @@ class _Reading:
             n_slots = settings.get("max_num_seqs", 1)
             pool = settings["max_seq_len"] * n_slots if settings["max_seq_len"] != "auto" else "auto"
             settings |= {"max_seq_len": pool, "kv_pool_tokens": pool}
+        made, left = placed(self._places)
+        settings |= made
+        for name, why in left.items():
+            self._skip(f"{name} {self._places[name]}", why)
         if self._hub.get("repo") and "source" not in self._entry:
             repo, _, quant = self._hub["repo"].partition(":")
             part = self._hub.get("file") or quant

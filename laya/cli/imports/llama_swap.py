@@ -9,6 +9,7 @@ from typing import Any
 
 from laya.cli.imports.command import program_cmd, split_words, without_comments
 from laya.cli.imports.draft import Draft, checked_url, expect, expect_names, is_secret_name, literal, variable_of
+from laya.cli.imports.gpu_flags import gpus_of
 from laya.cli.imports.llama_server import filler, is_llama_server, model_of
 from laya.config.document import KeyPath, dotted, read_document
 from laya.config.settings import SamplingDefaults
@@ -99,10 +100,13 @@ class _Model:
             self._made["source"] = literal(self._made["source"])
             for name in ("proxy", "useModelName", "checkEndpoint"):
                 self._entry.pop(name, None)  # Laya's own engine needs none of them
-            for name in self._env():
-                hint = "gpus" if name == "CUDA_VISIBLE_DEVICES" else "args, or engine: command"
-                self._draft.skip((*self._path, "env"), f"Laya's own engine has no environment to set: {hint}",
-                                 key=f"{dotted((*self._path, 'env'))} {name}")  # fmt: skip
+            for name, value in self._env().items():
+                gpus = gpus_of(value.split(",")) if name == "CUDA_VISIBLE_DEVICES" else None
+                if gpus is not None:
+                    self._made["gpus"] = gpus
+                    continue
+                self._draft.skip((*self._path, "env"), "Laya's own engine has no environment to set: args, or "
+                                 "engine: command", key=f"{dotted((*self._path, 'env'))} {name}")  # fmt: skip
         else:
             self._program(words)
         self._common()

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from laya.cli.imports.draft import Draft, literal
+from laya.cli.imports.gpu_flags import layers_of
 from laya.cli.imports.modelfile import Instruction, is_environment, read_environment, read_modelfile
 from laya.config.document import Document, KeyPath
 from laya.config.hosts import is_loopback
@@ -154,10 +155,9 @@ def _parameter(draft: Draft, path: KeyPath, entry: dict[str, Any], name: str, va
         if not isinstance(value, int) or value > 0:  # below: without end, as here
             draft.setting(path, entry, "defaults.max_tokens", value, key=key)
     elif name == "num_gpu":
-        if value != -1:
-            draft.setting(
-                path, entry, "gpu_layers", "all" if isinstance(value, int) and value >= 99 else value, key=key
-            )
+        layers = layers_of(str(value))
+        if layers is not None:  # else as many as fit, so it is here
+            draft.setting(path, entry, "gpu_layers", _typed(layers), key=key)
     elif name in _SETTINGS:
         draft.setting(path, entry, _SETTINGS[name], value, key=key)
     elif name in _ARGS:
