@@ -63,7 +63,7 @@ def examine(root: Path, environ: Mapping[str, str]) -> list[Finding]:
     """Every finding about the machine whose file system begins at `root`, and about Laya's set-up here."""
     config_finding, config = doctor_setup.config(environ)
     home = data_dir(environ).absolute()
-    cards = ask_nvidia_smi()
+    cards, build = ask_nvidia_smi(), doctor_setup.build(home)
     return [
         doctor_machine.cpu(root, config),
         doctor_memory.memory(root, config),
@@ -76,10 +76,10 @@ def examine(root: Path, environ: Mapping[str, str]) -> list[Finding]:
         doctor_power.temperature(root),
         speed(home),
         doctor_machine.disk(home),
-        gpu(root, config, lambda: cards),
-        *gpu_strain(config, lambda: cards),
+        gpu(root, config, lambda: cards, home=home, build=build),
+        *gpu_strain(config, lambda: cards, build=build),
         doctor_setup.python(),
-        doctor_setup.engine(config),
+        doctor_setup.engine(config, build),
         doctor_setup.router(),
         config_finding,
         doctor_setup.port(config),

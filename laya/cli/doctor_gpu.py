@@ -1,6 +1,6 @@
 """Owns: what `laya doctor` says of graphics cards: which are there, that the engine leaves them idle, their strain.
 
-Asks nvidia-smi where it is installed, else reads what the kernel shows. Knows no engine.
+Asks nvidia-smi where it is installed, else reads what the kernel shows. Loads no engine.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from pathlib import Path
 from laya.cli.doctor_machine import kernel_text
 from laya.cli.finding import Finding, must_fix, ok, warn
 from laya.config import Config
+from laya.engines.builds import Build, installed
+from laya.engines.gpu_wheels import GpuKind, choose
+from laya.engines.hardware import Hardware, look
+from laya.errors import EngineFailed, NotSupported
 from laya.memory import size_text
 from laya.types import GIB, MIB
 
@@ -23,10 +27,6 @@ LESS_POWER = 0.8  # of the limit; decoding waits for memory, so it costs little 
 OWN_MEMORY_BYTES = 2 * GIB  # an AMD device with more than this is a card, with less it is part of the processor
 _QUERY = ["--query-gpu=name,memory.total,driver_version,temperature.gpu,power.limit", "--format=csv,noheader,nounits"]
 _NVIDIA, _AMD, _INTEL = "0x10de", "0x1002", "0x8086"
-_CURE = (
-    "no GPU engine is part of this version; engine_path may name a script of yours: "
-    'exec llama-server "$@" --n-gpu-layers 99   (GPU memory is not planned)'
-)
 
 AskNvidia = Callable[[], str]
 
@@ -45,8 +45,16 @@ def ask_nvidia_smi() -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def gpu(root: Path, config: Config, ask_nvidia: AskNvidia = ask_nvidia_smi) -> Finding:
-    """The cards, and whether they are of use."""
+def gpu(
+    root: Path,
+    config: Config,
+    ask_nvidia: AskNvidia = ask_nvidia_smi,
+    *,
+    home: Path,
+    build: Build | EngineFailed,
+    look_at: Callable[[Path], Hardware] = look,
+) -> Finding:
+    """The cards, and whether they are of use. build: of llama.cpp, the one that is used."""
     cards = ", ".join(_nvidia_cards(root, ask_nvidia) + _amd_cards(root))
     if not cards:
         is_small = any(vendor in (_AMD, _INTEL) for _, vendor in _drm_devices(root))
@@ -54,12 +62,34 @@ def gpu(root: Path, config: Config, ask_nvidia: AskNvidia = ask_nvidia_smi) -> F
         return ok("gpu", f"{what}; the engine computes on the CPU")
     if _has_own_engine(config):
         return ok("gpu", f"GPU {cards}; engine_path names an engine of yours")
-    return must_fix("gpu", f"GPU {cards}: idle, the engine of this version computes on the CPU", _CURE)
+    if isinstance(build, Build) and build.kind != "cpu":
+        return ok("gpu", f"GPU {cards}; the engine is built for {build.hardware}")
+    idle = f"GPU {cards}: idle, the engine is CPU only"
+    for_gpu = next((each for each in installed(home) if each.kind != "cpu"), None)
+    if for_gpu is not None:
+        return must_fix("gpu", f"{idle}; a build for {for_gpu.hardware} is here", f"laya engines use {for_gpu.name}")
+    return must_fix("gpu", idle, _cure(look_at(root)))
 
 
-def gpu_strain(config: Config, ask_nvidia: AskNvidia = ask_nvidia_smi) -> list[Finding]:
+def _cure(hardware: Hardware) -> str:
+    """The build that runs here, or why none does; Vulkan's where nothing else does."""
+    reasons = []
+    kinds: tuple[GpuKind, ...] = ("rocm", "vulkan") if hardware.amd and not hardware.nvidia else ("cuda", "vulkan")
+    for kind in kinds:
+        try:
+            choose(kind, hardware)
+        except NotSupported as error:
+            reasons.append(error.message)
+        else:
+            return f"laya engines install {kind}"
+    return f"{reasons[0]} Then: laya engines install {kinds[0]}"
+
+
+def gpu_strain(
+    config: Config, ask_nvidia: AskNvidia = ask_nvidia_smi, *, build: Build | EngineFailed
+) -> list[Finding]:
     """Cards that are hot, or that with the processor may draw more than a desktop's supply gives; none where idle."""
-    if not _has_own_engine(config):
+    if not _has_own_engine(config) and (isinstance(build, EngineFailed) or build.kind == "cpu"):
         return []
     findings = []
     for number, card in enumerate(_fields(line) for line in ask_nvidia().splitlines()):

@@ -5,7 +5,7 @@ Opens no connection but to the port Laya would listen on, on this machine. Secre
 
 from __future__ import annotations
 
-import importlib.metadata
+import os
 import platform
 import signal
 import subprocess
@@ -21,16 +21,16 @@ from laya.cli.finding import Finding, must_fix, ok, warn
 from laya.cli.kept_keys import n_kept_keys
 from laya.config import Config, load_config
 from laya.config.places import config_path
-from laya.errors import ConfigError, LayaError, ModelNotFound
+from laya.engines.builds import MISSING, PACKAGE, Build, used
+from laya.errors import ConfigError, EngineFailed, LayaError, ModelNotFound
 from laya.gateway.listening import listen
 from laya.models import available, default_model, entries, resolve
 from laya.routing import NATIVE, WHY_NOT_NATIVE
 from laya.routing.table import COMPILER
 
-ENGINE_PACKAGE = "xllamacpp"
 LOAD_TIMEOUT_S = 60
 ASK_TIMEOUT_S = 2.0
-Load = Callable[[], tuple[int, str]]
+Load = Callable[[Path | None], tuple[int, str]]
 _STORE_NAMES = {"ollama": "Ollama", "lmstudio": "LM Studio", "llama.cpp": "llama.cpp", "huggingface": "Hugging Face"}
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -41,29 +41,39 @@ def python() -> Finding:
     return ok("python", f"Python {platform.python_version()}, {system}")
 
 
-def load_engine() -> tuple[int, str]:
+def load_engine(packages: Path | None = None) -> tuple[int, str]:
     """Load the engine's library in a process of its own, which a missing CPU instruction may end."""
+    path = {} if packages is None else {"PYTHONPATH": str(packages)}
     done = subprocess.run(
-        [sys.executable, "-c", f"import {ENGINE_PACKAGE}"],
+        [sys.executable, "-c", f"import {PACKAGE}"], env=os.environ | path,
         capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False,
     )  # fmt: skip
     return done.returncode, done.stderr
 
 
-def engine(
-    config: Config, version: Callable[[str], str] = importlib.metadata.version, load: Load = load_engine
-) -> Finding:
+def build(home: Path) -> Build | EngineFailed:
+    """The build that is used, or what is wrong with the choice of it."""
+    try:
+        return used(home)
+    except EngineFailed as error:
+        return error
+
+
+def engine(config: Config, build: Build | EngineFailed, load: Load = load_engine) -> Finding:
     """The engine of every model that names no other: its version, and whether it can be loaded here."""
     own = config.for_model("").engine_path
     if own is not None:
         return ok("engine", f"engine {own} (engine_path)")
-    install = f"pip install --force-reinstall --no-deps {ENGINE_PACKAGE}"
+    if isinstance(build, EngineFailed):
+        return must_fix("engine", build.message, "laya engines use bundled")
+    install = f"pip install --force-reinstall --no-deps {PACKAGE}"
+    if build.folder is not None:
+        install = f"laya engines use bundled && laya engines rm {build.name}   # then install it again"
+    elif build.version == MISSING:
+        return must_fix("engine", f"no engine: {PACKAGE} is not installed", install)
+    seen = f"engine {build.words}"
     try:
-        seen = f"engine llama.cpp, {ENGINE_PACKAGE} {version(ENGINE_PACKAGE)}, CPU"
-    except importlib.metadata.PackageNotFoundError:
-        return must_fix("engine", f"no engine: {ENGINE_PACKAGE} is not installed", install)
-    try:
-        code, words = load()
+        code, words = load(build.folder)
     except subprocess.TimeoutExpired:
         return must_fix("engine", f"{seen}: not loaded after {LOAD_TIMEOUT_S} s", install)
     if code < 0:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from laya.cli.download_bar import download_bar
 from laya.cli.fit import Fit, Fitter, fit_sentence
 from laya.cli.list_entries import entry_rows
 from laya.cli.model_card import card_fields, file_fields, header_fields, print_card
@@ -79,11 +77,11 @@ def _pull(
     source: str, config: Config, *, name: str | None = None, sha256: str | None = None, yes: bool = False
 ) -> ModelFile:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with _progress(console) as progress:
+    with download_bar(console) as progress:
 
         def before_download(offer: Offer) -> None:
             _judge(console, offer, config, yes)
-            progress.begin(offer)
+            progress.begin(offer.id)
 
         model = pull_model(
             source,
@@ -121,36 +119,6 @@ def _offer_fit(offer: Offer, fitter: Fitter) -> Fit:
     if offer.entry is not None:
         return fitter.entry(offer.entry)
     return fitter.size(offer.file_bytes) if offer.file_bytes is not None else Fit(error="size not known")
-
-
-class _Bar:
-    """A progress bar that appears with the first bytes, on a terminal only."""
-
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        self._title = ""
-        self._task: Any = None
-
-    def begin(self, offer: Offer) -> None:
-        self._title = offer.id
-
-    def update(self, done: int, total: int | None) -> None:
-        if self._task is None:
-            self._task = self._bars.add_task(self._title, total=total)
-            self._bars.start()
-        self._bars.update(self._task, completed=done, total=total)
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[_Bar]:
-    columns = (TextColumn(" {task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-    bars = Progress(
-        *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    )
-    try:
-        yield _Bar(bars)
-    finally:
-        bars.stop()
 
 
 def _say_pulled(console: Console, model: ModelFile) -> None:

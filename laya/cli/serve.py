@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ import laya
 from laya.cli.client import DEFAULT_URL
 from laya.cli.output import shown
 from laya.cli.serve_config import ServedConfig
+from laya.engines.builds import used
 from laya.engines.child_start import die_with_parent
 from laya.errors import LayaError
 from laya.gateway.endpoint import Endpoint
@@ -70,7 +70,7 @@ def serve(
     sock = listen(config.server.host, config.server.port)
     preload = names or [name for name in config.models if config.for_model(name).preload]
     router = "native" if NATIVE else f"plain Python ({WHY_NOT_NATIVE})"
-    console.print(f" [dim]engine[/]    llama.cpp (xllamacpp {version('xllamacpp')}), CPU;  request router {router}")
+    console.print(f" [dim]engine[/]    {used(home).words};  request router {router}")
     raise typer.Exit(
         run_server(
             config,

@@ -46,6 +46,7 @@ VERBS = {
     "bench": Verb("bench", "bench", takes_flags=True, is_more=True, has_own_help=True),
     "key": Verb("key", "key_app", is_more=True, is_group=True),
     "config": Verb("config", "config_app", is_more=True, is_group=True),
+    "engines": Verb("engines", "engines_app", is_more=True, is_group=True),
     "import": Verb("importing", "import_app", is_more=True, is_group=True),
     "route": Verb("route", "route_app", is_more=True, is_group=True),
     "service": Verb("service", "service_app", is_more=True, is_group=True),

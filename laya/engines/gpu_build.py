@@ -20,11 +20,12 @@ _DEVICE = re.compile(r"^\s+([A-Za-z]+)\d*: ", re.MULTILINE)
 _CUDA = "CUDA"
 
 
-def why_no_gpu(engine_path: Path | None) -> str | None:
-    """Why no layer of a model can lie on a GPU that is here; None: it can. engine_path: None: the built-in engine."""
+def why_no_gpu(engine_path: Path | None, packages: Path | None = None) -> str | None:
+    """Why no layer of a model can lie on a GPU that is here; None: it can. engine_path: None: the built-in engine, out
+    of `packages` where a build of it is installed beside Laya."""
     if engine_path is None:
-        kinds = _kinds_of((sys.executable, "-c", _OF_THE_WHEEL), 0)
-        what = "the engine that comes with Laya"
+        kinds = _kinds_of((sys.executable, "-c", _OF_THE_WHEEL), 0, packages)
+        what = "the engine that comes with Laya" if packages is None else f"the build {packages.name}"
     else:
         try:
             changed_ns = engine_path.stat().st_mtime_ns
@@ -35,15 +36,18 @@ def why_no_gpu(engine_path: Path | None) -> str | None:
         return None
     others = sorted(kinds - {"CPU"})
     is_for = f"is a build for {', '.join(others)}, whose memory is not planned" if others else "is a build for CPUs"
+    if packages is not None and not others:
+        is_for = "finds no GPU (`laya doctor`)"
     return f"{what} {is_for}; {HOW}"
 
 
 @lru_cache(maxsize=32)
-def _kinds_of(command: tuple[str, ...], changed_ns: int) -> frozenset[str]:
+def _kinds_of(command: tuple[str, ...], changed_ns: int, packages: Path | None = None) -> frozenset[str]:
     """The kinds of devices that it names: CUDA, Vulkan, CPU; none where it does not answer. changed_ns: of the file."""
+    path = {} if packages is None else {"PYTHONPATH": str(packages)}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment(),
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment() | path,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):

@@ -36,7 +36,7 @@ class LlamaCppLauncher(Launcher):
         self._settings.check()
 
     def environment(self) -> dict[str, str]:
-        return child_environment(self._environment())
+        return child_environment(self._environment(), self._settings.packages)
 
     def document(self, api_key: str) -> dict[str, Any]:
         settings = self._settings
@@ -94,11 +94,13 @@ class LlamaCppLauncher(Launcher):
         return llamacpp.environment(api_key, planned=planned, keeps_prompts=planned.prompt_cache_bytes > 0)
 
 
-def child_environment(environment: dict[str, str]) -> dict[str, str]:
-    """The same for one of our own child programs, which has to find this package."""
+def child_environment(environment: dict[str, str], packages: Path | None = None) -> dict[str, str]:
+    """The same for one of our own child programs, which has to find this package, and `packages` before all others."""
     environment = environment | {"PYTHONSAFEPATH": "1"}  # no module from the user's current folder
-    root = Path(laya.__file__).resolve().parents[1]
+    root, first = Path(laya.__file__).resolve().parents[1], [str(packages)] if packages is not None else []
     if root.name not in ("site-packages", "dist-packages"):
-        path = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{root}{os.pathsep}{path}" if path else str(root)
+        first.append(str(root))
+    path = environment.get("PYTHONPATH")
+    if first:
+        environment["PYTHONPATH"] = os.pathsep.join([*first, path] if path else first)
     return environment

@@ -6,13 +6,14 @@ Where the memory room's arithmetic and the store meet.
 from __future__ import annotations
 
 import hashlib
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 
 from laya.config import Program, ResolvedModel
+from laya.engines.builds import PACKAGE, used
 from laya.memory import Correction, read_facts
+from laya.models import home_path
 from laya.store import LearnedCorrection, Store
 from laya.types import Plan
 
@@ -107,10 +108,8 @@ def key_of(settings: ResolvedModel, path: Path) -> Key:
 def build_of(engine_path: Path | None) -> tuple[str, str]:
     """Name and build of an engine. A binary of the user's own is another build when its file has changed."""
     if engine_path is None:
-        try:
-            return "xllamacpp", version("xllamacpp")
-        except PackageNotFoundError:
-            return "xllamacpp", "unknown"
+        build = used(home_path())
+        return PACKAGE, build.version if build.folder is None else build.name
     try:
         stat = engine_path.stat()
     except OSError:

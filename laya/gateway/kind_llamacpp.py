@@ -7,13 +7,14 @@ from pathlib import Path
 import msgspec
 
 from laya.config import ResolvedModel
+from laya.engines.builds import used
 from laya.engines.gpu_build import why_no_gpu
 from laya.engines.settings import EngineSettings, Pooling
 from laya.errors import NotSupported
 from laya.gateway.corrections import Corrections
 from laya.gateway.rates import kept_rates
 from laya.memory import LLAMA_SERVER, Budget, ceiling_bytes, plan_file, read_facts, read_header
-from laya.models import resolve
+from laya.models import home_path, resolve
 from laya.types import AskedSettings, ModelFile, Plan
 
 
@@ -31,7 +32,8 @@ class LlamaCppKind:
     def plan(
         self, settings: ResolvedModel, file: ModelFile, asked: AskedSettings, budget: Budget, learned: Corrections
     ) -> Plan:
-        why_not = why_no_gpu(settings.engine_path) if any(budget.gpu_bytes) else None
+        packages = packages_of(settings)
+        why_not = why_no_gpu(settings.engine_path, packages) if any(budget.gpu_bytes) else None
         if why_not is not None:
             budget = msgspec.structs.replace(budget, gpu_bytes=(), why_no_gpu=why_not)
         return plan_file(
@@ -39,7 +41,7 @@ class LlamaCppKind:
             asked,
             budget,
             model_id=settings.id,
-            engine=LLAMA_SERVER if settings.engine_path else None,  # another build may repack more
+            engine=LLAMA_SERVER if settings.engine_path or packages else None,  # it may repack more
             rates=kept_rates(learned.path),
             correction=learned.of(settings, file.path),
         )
@@ -59,6 +61,7 @@ class LlamaCppKind:
             pooling=pooling_of(settings, file),
             chat_template=settings.chat_template or file.chat_template,
             engine_path=settings.engine_path,
+            packages=packages_of(settings),
             ceiling_bytes=ceiling_bytes(plan, settings.memory_limit_bytes),
             threads_file=threads_file,
             load_timeout_s=settings.load_timeout_s,
@@ -75,6 +78,14 @@ class LlamaCppKind:
         was_killed: bool,
     ) -> None:
         learned.learn(settings, file.path, plan, peak_bytes, was_killed=was_killed)
+
+
+def packages_of(settings: ResolvedModel) -> Path | None:
+    """Where its build of the engine is, if it is none of Laya's own environment, and not the user's llama-server.
+
+    Raises EngineFailed where the build that was chosen is gone.
+    """
+    return used(home_path()).folder if settings.engine_path is None else None
 
 
 def check_servable(file: ModelFile) -> None:

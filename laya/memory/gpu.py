@@ -1,7 +1,6 @@
 """Owns: what each GPU's memory holds, ours and that of other programs, as NVIDIA's library tells it.
 
-The library's Python binding (nvidia-ml-py) is used where it is installed; without it, or without a card or driver,
-there are simply no GPUs.
+Without a card or driver, or the library's Python binding (nvidia-ml-py), there are simply no GPUs.
 """
 
 from __future__ import annotations

@@ -22,11 +22,16 @@ from laya.cli.doctor import examine, summary
 from laya.cli.doctor_gpu import gpu, gpu_strain
 from laya.cli.finding import Finding, must_fix, ok, warn
 from laya.config import Config, MemoryConfig, ServerConfig
+from laya.engines.builds import MISSING, RECORD, Build, builds_folder, bundled, use
+from laya.engines.hardware import Hardware, NvidiaCard
+from laya.errors import EngineFailed
 
 GIB_IN_KIB = 1024 * 1024
 SERVICE = "user.slice/user-1000.slice/user@1000.service/app.slice"
 SCOPE = f"{SERVICE}/terminal.scope"
 TREE = "sys/fs/cgroup"
+CPU_BUILD = bundled()
+CUDA_BUILD = Build(name="cuda12.8-1.2.3", kind="cuda", toolkit="12.8", version="1.2.3", folder=Path("/a/build"))
 
 
 class Tree:
@@ -334,8 +339,9 @@ def test_temperature_is_of_the_processor(tree: Tree, files: dict[str, str], leve
 
 def test_gpu_strain_is_told_of_cards_that_are_in_use() -> None:
     cards = "NVIDIA GeForce RTX 3090, 24576, 570.86, 61, 350.00\nNVIDIA H200, 143771, 580.1, 88, 700.00\n"
-    assert gpu_strain(Config(), lambda: cards) == []
-    desktop, server = gpu_strain(fully({"engine_path": "/opt/llama-server"}), lambda: cards)
+    assert gpu_strain(Config(), lambda: cards, build=bundled()) == []
+    assert len(gpu_strain(Config(), lambda: cards, build=CUDA_BUILD)) == 2
+    desktop, server = gpu_strain(fully({"engine_path": "/opt/llama-server"}), lambda: cards, build=bundled())
     assert desktop.seen == "GPU 0 may draw 350 W and the processor its own: small supplies trip"
     assert desktop.fix == "sudo nvidia-smi -i 0 -pl 280"
     assert server == warn("gpu heat", "GPU 1 NVIDIA H200: 88 C", "sudo nvidia-smi -i 1 -pl 560")
@@ -345,15 +351,34 @@ def test_gpu_strain_is_told_of_cards_that_are_in_use() -> None:
 
 
 def test_gpu_that_nvidia_smi_lists_is_idle(tree: Tree) -> None:
-    finding = gpu(tree.root, Config(), lambda: "NVIDIA GeForce RTX 3090, 24576, 570.86.15\n")
-    assert finding.level == "FIX"
-    assert finding.seen.startswith("GPU NVIDIA GeForce RTX 3090 24.0 GiB, driver 570.86.15: idle")
-    assert "engine_path" in (finding.fix or "")
+    """And the build for it is named, or why there is none; once one is used, all is well."""
+    card = NvidiaCard(name="NVIDIA GeForce RTX 3090", capability=(8, 6))
+    here = Hardware(machine="x86_64", glibc=(2, 35), nvidia=(card,), nvidia_driver="570.86.15", cuda=(12, 8))
+
+    def look_at_it(hardware: Hardware, build: Build | EngineFailed = CPU_BUILD) -> Finding:
+        smi = "NVIDIA GeForce RTX 3090, 24576, 570.86.15\n"
+        return gpu(tree.root, Config(), lambda: smi, home=tree.root, build=build, look_at=lambda root: hardware)
+
+    finding = look_at_it(here)
+    assert (finding.level, finding.fix) == ("FIX", "laya engines install cuda")
+    seen = "GPU NVIDIA GeForce RTX 3090 24.0 GiB, driver 570.86.15"
+    assert finding.seen == f"{seen}: idle, the engine is CPU only"
+    assert look_at_it(here, EngineFailed("gone")).level == "FIX"
+    old = look_at_it(msgspec.structs.replace(here, cuda=(11, 4)))
+    assert "the builds need one for CUDA 12.8 (570 or newer). Then: laya engines install cuda" in (old.fix or "")
+    amd = Hardware(machine="x86_64", glibc=(2, 35), amd=("gfx906",), rocm=(7, 1), vulkan=("radeon_icd",))
+    assert look_at_it(amd).fix == "laya engines install vulkan"
+    record = builds_folder(tree.root) / CUDA_BUILD.name / RECORD
+    record.parent.mkdir(parents=True)
+    record.write_bytes(msgspec.json.encode(msgspec.structs.replace(CUDA_BUILD, folder=None)))
+    assert look_at_it(here).fix == f"laya engines use {CUDA_BUILD.name}"
+    assert look_at_it(here, CUDA_BUILD) == ok("gpu", f"{seen}; the engine is built for CUDA 12.8")
 
 
 def test_gpu_is_not_idle_where_the_engine_is_the_users_own(tree: Tree) -> None:
     config = fully({"models": {"big": {"engine_path": "/opt/llama-server"}}})
-    finding = gpu(tree.root, config, lambda: "NVIDIA H200, 143771, 580.1, 41, 700.00\n")
+    smi = "NVIDIA H200, 143771, 580.1, 41, 700.00\n"
+    finding = gpu(tree.root, config, lambda: smi, home=tree.root, build=bundled())
     assert finding.level == "ok"
     assert finding.seen.startswith("GPU NVIDIA H200 140.4 GiB, driver 580.1, 41 C, 700 W limit;")
 
@@ -376,7 +401,8 @@ def test_gpu_is_not_idle_where_the_engine_is_the_users_own(tree: Tree) -> None:
     ],
 )
 def test_gpu_is_found_without_nvidia_smi(tree: Tree, files: dict[str, str], level: str, seen: str) -> None:
-    finding = gpu(tree.write(files | {"dev/dri/renderD128": ""}), Config(), lambda: "")
+    root = tree.write(files | {"dev/dri/renderD128": ""})
+    finding = gpu(root, Config(), lambda: "", home=root, build=bundled())
     assert finding.level == level
     assert seen in finding.seen
 
@@ -385,24 +411,32 @@ def test_gpu_is_found_without_nvidia_smi(tree: Tree, files: dict[str, str], leve
 
 
 def test_engine_is_loaded_for_real() -> None:
-    finding = doctor_setup.engine(Config())
+    finding = doctor_setup.engine(Config(), bundled())
     assert finding.level == "ok"
     assert importlib.metadata.version("xllamacpp") in finding.seen
 
 
 def test_engine_that_is_missing_or_broken_is_to_fix() -> None:
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    assert "not installed" in doctor_setup.engine(Config(), version=missing).seen
-    assert "SIGILL" in doctor_setup.engine(Config(), load=lambda: (-4, "")).seen
-    broken = doctor_setup.engine(Config(), load=lambda: (1, "Traceback\nImportError: libgomp.so.1: cannot open\n"))
+    missing = msgspec.structs.replace(bundled(), version=MISSING)
+    assert "not installed" in doctor_setup.engine(Config(), missing).seen
+    assert "SIGILL" in doctor_setup.engine(Config(), bundled(), load=lambda packages: (-4, "")).seen
+    words = "Traceback\nImportError: libgomp.so.1: cannot open\n"
+    broken = doctor_setup.engine(Config(), bundled(), load=lambda packages: (1, words))
     assert broken.seen.endswith("ImportError: libgomp.so.1: cannot open")
     assert (broken.fix or "").startswith("pip install")
+    broken = doctor_setup.engine(Config(), CUDA_BUILD, load=lambda packages: (1, words))
+    assert (broken.fix or "").startswith(f"laya engines use bundled && laya engines rm {CUDA_BUILD.name}")
+
+
+def test_build_that_was_chosen_and_is_gone_is_to_fix(tmp_path: Path) -> None:
+    use(tmp_path, CUDA_BUILD)
+    finding = doctor_setup.engine(Config(), doctor_setup.build(tmp_path))
+    assert (finding.level, finding.fix) == ("FIX", "laya engines use bundled")
+    assert f"'{CUDA_BUILD.name}', chosen by `laya engines use`, is not in" in finding.seen
 
 
 def test_engine_of_the_users_own_is_named() -> None:
-    assert doctor_setup.engine(fully({"engine_path": "/opt/llama-server"})) == ok(
+    assert doctor_setup.engine(fully({"engine_path": "/opt/llama-server"}), bundled()) == ok(
         "engine", "engine /opt/llama-server (engine_path)"
     )
 

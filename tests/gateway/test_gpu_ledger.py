@@ -81,7 +81,7 @@ class Machine:
 def make_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml: Any) -> Callable[..., Machine]:
     """`make_machine((24 * GIB,), "models: ...")`: models a, b and c of the same size, 64 GiB of RAM."""
     monkeypatch.setattr("laya.gateway.kind_llamacpp.plan_file", planned)
-    monkeypatch.setattr("laya.gateway.kind_llamacpp.why_no_gpu", lambda engine_path: None)
+    monkeypatch.setattr("laya.gateway.kind_llamacpp.why_no_gpu", lambda *_: None)
     monkeypatch.setattr("laya.gateway.cards.family", lambda pid: [pid])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -186,7 +186,7 @@ async def test_a_limit_of_the_config_and_of_the_environment_bound_a_card(
 async def test_a_build_for_cpus_uses_no_card_and_says_so_where_layers_were_asked(
     make_machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laya.gateway.kind_llamacpp.why_no_gpu", lambda engine_path: "it is a build for CPUs")
+    monkeypatch.setattr("laya.gateway.kind_llamacpp.why_no_gpu", lambda *_: "it is a build for CPUs")
     machine = make_machine((24 * GIB,), "models: {b: {gpu_layers: all}}\n")
     await machine.world.load("a")
     assert machine.world.fleet.plans["a"].settings.tensor_split == ()
