@@ -17,7 +17,7 @@ from laya.config.schema import Config, ModelConfig
 from laya.config.settings import ModelSettings
 
 _SECRET_NAME = re.compile(r"key|token|secret|password", re.IGNORECASE)
-_URL_PASSWORD = re.compile(r"(://[^:/@]*:).*(?=@)|([?&][^=&]*password=)[^&]*", re.IGNORECASE)
+_URL_SECRET = re.compile(r"(://[^:/@]*:).*(?=@)|([?&][^=&]*(?:key|token|secret|password)=)[^&]*", re.IGNORECASE)
 _MAY_HOLD_SECRETS = frozenset({"args", "env", "headers"})
 _LONG_TEXT = 200
 
@@ -95,6 +95,6 @@ def _hide(value: Any, from_environment: dict[str, str], name: str = "", in_args:
         return from_environment[value]
     if in_args and (_SECRET_NAME.search(name) or name.lower() in ("authorization", "cookie")):
         return "(hidden)"
-    if name == "url":
-        value = _URL_PASSWORD.sub(lambda found: f"{found[1] or found[2]}(hidden)", value)
+    if "://" in value:
+        value = _URL_SECRET.sub(lambda found: f"{found[1] or found[2]}(hidden)", value)
     return value if len(value) <= _LONG_TEXT else f"{value[:_LONG_TEXT]}... ({len(value)} characters)"

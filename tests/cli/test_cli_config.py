@@ -94,6 +94,12 @@ def test_show_has_the_store_without_its_password(url: str, shown: str) -> None:
     assert store == {"url": shown, "keep": 7 * 86400, "max_bytes": 2**30, "keep_usage": 400 * 86400}
 
 
+def test_show_has_no_secret_of_any_address() -> None:
+    Path("config.yaml").write_text("traces: {endpoint: 'http://h/v1/traces?x=1&api_token=secret'}\n")
+    shown = yaml.safe_load(runner.invoke(config_app, ["show"]).stdout)["traces"]["endpoint"]
+    assert shown == "http://h/v1/traces?x=1&api_token=(hidden)"
+
+
 def test_show_and_example_are_files_that_load() -> None:
     for verb in ("show", "example"):
         path = Path(f"{verb}.yaml")
