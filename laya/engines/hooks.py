@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Protocol
 from laya.engines.ceiling import LimitHit
 from laya.engines.held_memory import MemoryReading
 from laya.engines.launcher import StartSettings
+from laya.engines.load_turns import LoadTurns
 from laya.engines.log import EngineLog
 from laya.types import EngineAddress, ModelState, Task
 
@@ -58,7 +58,7 @@ class ModelHooks:
 class Surroundings:
     """What all owners of a supervisor share."""
 
-    load_lock: asyncio.Lock  # one load at a time: two would read the disk against each other
+    load_lock: LoadTurns
     make_engine: EngineMaker
     announce: StateListener
     clock: Callable[[], float] = time.monotonic

@@ -22,6 +22,7 @@ from laya.engines.held import Held
 from laya.engines.hooks import Engine, ModelHooks, Surroundings
 from laya.engines.log import EngineLog
 from laya.engines.placed import PlacedEngine
+from laya.engines.process import EngineProcess
 from laya.errors import ConfigError, EngineFailed, LayaError, ModelMisconfigured, ServerStopping
 from laya.types import EngineAddress, ModelState, ModelStatus
 
@@ -275,6 +276,9 @@ class ModelOwner:
                 settings = await hooks.settings()
                 self._held.begin(hooks)
                 engine = self._engine = self._around.make_engine(settings, self.log)
+                if isinstance(engine, EngineProcess):
+                    load = asyncio.current_task()
+                    engine.on_still = lambda: self._around.load_lock.let_others(load)
                 address = await engine.start()
         except LayaError as error:
             self._post(self._on_load_failed, error)

@@ -14,7 +14,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -77,6 +77,7 @@ class EngineProcess:
         self._killed_for: str | None = None  # why Laya itself killed it
         self._listening: asyncio.Future[str] | None = None  # host:port
         self._is_port_taken = False  # by another program
+        self.on_still: Callable[[], None] = lambda: None  # a program does nothing while it is waited for
 
     async def start(self) -> EngineAddress:
         """Spawn and return once the engine has really answered.
@@ -258,12 +259,13 @@ class EngineProcess:
 
     async def _unless_still(self, child: Child) -> EngineAddress:
         """The address once it is ready, or EngineFailed as soon as its load is stuck, which would hold up others."""
-        if not self._launcher.files:  # what a program does may be done elsewhere: in a container, by a service
-            return await self._become_ready()
         ready, still = asyncio.ensure_future(self._become_ready()), asyncio.ensure_future(until_still(child.pid))
         try:
             ends: set[asyncio.Future[Any]] = {ready, still}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not self._launcher.files:  # what a program does may be done elsewhere: in a container, by a service
+                self.on_still()
+                await ready
             if ready.done():
                 return ready.result()
         finally:

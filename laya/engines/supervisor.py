@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from laya.engines.hooks import Ending, EngineMaker, ModelHooks, SettingsFactory, StateListener, Surroundings
+from laya.engines.load_turns import LoadTurns
 from laya.engines.log import EngineLog, log_path
 from laya.engines.owner import ModelOwner
 from laya.engines.process import EngineProcess
@@ -41,7 +42,7 @@ class Supervisor:
         self._logs_dir = logs_dir
         self._owners: dict[str, ModelOwner] = {}
         self._listeners: list[StateListener] = []
-        self._around = Surroundings(asyncio.Lock(), make_engine, self._announce, clock)
+        self._around = Surroundings(LoadTurns(), make_engine, self._announce, clock)
 
     def register(
         self,

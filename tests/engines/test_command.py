@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -20,11 +21,13 @@ import uvloop
 
 from laya.engines import command as command_module
 from laya.engines import process as process_module
+from laya.engines import progress as progress_module
 from laya.engines.ceiling import Ceilings
 from laya.engines.log import EngineLog
 from laya.engines.process import CHILD_NICE, EngineProcess
 from laya.engines.settings import CommandSettings
-from laya.errors import EngineFailed, EngineOutOfMemory
+from laya.engines.supervisor import Supervisor
+from laya.errors import EngineFailed, EngineOutOfMemory, LayaError
 from laya.gateway.guarding import claim_ceilings
 from laya.types import ANY_LENGTH, MIB, PlannedSettings
 
@@ -203,6 +206,30 @@ def test_port_that_was_taken_meanwhile_is_another_one_the_next_time(make: Make, 
         assert taken != str(address.port)
         assert sum("started, pid" in line for line in log.tail()) == 2
         await process.stop()
+
+    uvloop.run(scenario())
+
+
+def test_program_that_does_nothing_holds_up_no_other_load(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "STILL_S", 0.4)
+
+    async def scenario() -> None:
+        supervisor = Supervisor(tmp_path)
+        deaf, well = make("--fail", "deaf", load_timeout_s=100.0), make()
+
+        async def settings_of(which: CommandSettings) -> CommandSettings:
+            return which
+
+        for name, which in (("deaf", deaf), ("well", well)):
+            supervisor.register(name, partial(settings_of, which), lambda: None)
+        first = asyncio.ensure_future(supervisor.ensure_ready("deaf"))
+        await supervisor.ensure_ready("well")
+        assert not first.done()
+        await supervisor.shutdown()
+        with pytest.raises(LayaError):
+            await first
 
     uvloop.run(scenario())
 
