@@ -16,7 +16,7 @@ import msgspec
 Task = Literal["chat", "embed", "rerank", "decide"]
 Priority = Literal["system", "interactive", "default", "bulk"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the most urgent first
-KeyRole = Literal["user", "metrics", "admin"]
+KeyRole = Literal["user", "metrics", "peer", "admin"]
 RoutePolicy = Literal[
     "auto", "session", "prefix", "least_tokens", "power_of_two", "weighted", "hash", "round_robin"
 ]  # how a model's endpoint is chosen; the order is the native core's

@@ -37,13 +37,15 @@ models:
 class RunningServer:
     """`laya serve` in a process of its own, on a free port."""
 
-    def __init__(self, home: Path, args: tuple[str, ...], cwd: Path, program: tuple[str, ...] = PROGRAM) -> None:
+    def __init__(
+        self, home: Path, args: tuple[str, ...], cwd: Path, program: tuple[str, ...] = PROGRAM, port: int = 0
+    ) -> None:
         self.home = home
         self.cwd = cwd  # its config.yaml and its ./models are here
         environ = os.environ | {"LAYA_HOME": str(home), "PYTHONPATH": str(ROOT)}
         environ.pop("LAYA_API_KEY", None)
         self._process = subprocess.Popen(
-            [*program, "serve", *args, "--port", "0"],
+            [*program, "serve", *args, "--port", str(port)],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
@@ -155,11 +157,11 @@ def start_server(laya_home: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """
     with ExitStack() as stack:
 
-        def start(*args: str, config: str | None = None, wait: bool = True) -> RunningServer:
+        def start(*args: str, config: str | None = None, wait: bool = True, port: int = 0) -> RunningServer:
             cwd = tmp_path_factory.mktemp("serve")
             if config is not None:
                 (cwd / "config.yaml").write_text(config)
-            server = RunningServer(laya_home, args, cwd)
+            server = RunningServer(laya_home, args, cwd, port=port)
             stack.callback(server.stop)
             if wait:
                 server.wait_ready()

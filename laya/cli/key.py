@@ -46,7 +46,7 @@ _REFUSED = ("invalid_api_key", "forbidden")
 def create(
     name: Name,
     role: Annotated[
-        str | None, typer.Option(help="user (the default), metrics or admin (what the first key is).")
+        str | None, typer.Option(help="user (the default), metrics, peer or admin (what the first key is).")
     ] = None,
     models: Annotated[list[str] | None, typer.Option(help="Only these models: once each, or with commas.")] = None,
     expires: Annotated[str | None, typer.Option(help="2027-01-31 (its last day), a moment, or 30d from now.")] = None,

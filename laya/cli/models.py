@@ -1,6 +1,6 @@
 """Owns: the verbs about models on this disk: pull, list, rm, show; and what is said before a download.
 
-Prose goes to stderr and results to stdout, so that `--json` can be piped. Knows no server.
+Prose goes to stderr and results to stdout, so that `--json` can be piped. Asks a server for the models of peers alone.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from laya.cli.client import ServerClient
 from laya.cli.download_bar import download_bar
 from laya.cli.fit import Fit, Fitter, fit_sentence
 from laya.cli.list_entries import entry_rows
 from laya.cli.model_card import card_fields, file_fields, header_fields, print_card
 from laya.cli.output import print_json, print_table, printable, shown
 from laya.config import Config, load_config
-from laya.errors import InsufficientMemory, InvalidRequest, ModelNotPulled
+from laya.errors import InsufficientMemory, InvalidRequest, ModelNotPulled, NoServer
 from laya.memory import read_header
 from laya.models import (
     CatalogueEntry,
@@ -137,7 +138,7 @@ def list_models(
     as_json: Json = False,
     config_file: ConfigFile = None,
 ) -> None:
-    """List models, here and in the catalogue: does each fit this machine, and at what context. Offline."""
+    """List models, here, on peers and in the catalogue: does each fit this machine, and at what context. Offline."""
     config = load_config(config_file, os.environ)
     fitter = Fitter(config)
     here = available(models_dir=Path(config.models_dir), found=found)
@@ -147,6 +148,7 @@ def list_models(
     ]
     ids = {model.id for model in here if model.origin == "pulled"}
     rows += [_row(None, entry, fitter.entry(entry)) for entry in known.values() if entry.id not in ids]
+    rows += _of_peers() if config.peers else []
     if as_json:
         print_json(rows)
         return
@@ -157,6 +159,21 @@ def list_models(
     console.print(
         f"[dim]{size_text(fitter.budget.bytes)} may be used ({fitter.budget.limit}).  laya pull NAME[/]", soft_wrap=True
     )
+
+
+def _of_peers() -> list[dict[str, Any]]:
+    """What the server that runs here has from its peers; nothing where none runs."""
+    try:
+        state = ServerClient().get("/admin/state")
+    except NoServer:
+        return []
+    rows = []
+    for model in state["models"]:
+        if peer := model["extra"].get("peer"):
+            row = {"id": model["id"], "aliases": model["aliases"], "origin": peer["name"], "file_bytes": None}
+            row |= {"fits": None, "error": model["error"], "what_for": f"{model['state']} at {peer['url']}"}
+            rows.append(row)
+    return rows
 
 
 def _row(model: ModelFile | None, entry: CatalogueEntry | None, fit: Fit) -> dict[str, Any]:

@@ -52,9 +52,19 @@ def ps(as_json: Json = False) -> None:
     for model in shown_models:
         if model["error"]:  # on a line of its own: it is a sentence, and the table has no room for one
             console.print(f"[red]{shown(model['id'])}: {shown(model['error'])}[/]", soft_wrap=True)
+    for peer in state.get("peers", []):
+        console.print(_peer(peer), soft_wrap=True)
     n_unloaded = len(state["models"]) - len(shown_models)
     if n_unloaded:
         console.print(f"[dim]{n_unloaded} more can be loaded: laya list[/]")
+
+
+def _peer(peer: dict[str, Any]) -> str:
+    head = f"peer {shown(peer['name'])}  {shown(peer['url'])}  "
+    if peer["state"] != "reachable":
+        return f"{head}[red]{peer['state']}[/]"  # why is told with each of its models, and in the events
+    free, budget = peer["free_bytes"] / MIB, peer["budget_bytes"] / MIB
+    return f"{head}[green]reachable[/]  {free:.0f} of {budget:.0f} MiB free, models: {peer['models']}"
 
 
 def _row(model: dict[str, Any], *, has_gpu: bool) -> list[str]:

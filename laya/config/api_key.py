@@ -19,7 +19,10 @@ class ApiKey(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=Tr
     key_file: Annotated[
         str | None, Meta(description="File that holds the key, such as a mounted secret; read at the start.")
     ] = None
-    role: Annotated[KeyRole, Meta(description="user: inference; metrics: /metrics alone; admin: everything.")] = "admin"
+    role: Annotated[
+        KeyRole,
+        Meta(description="user: inference; metrics: /metrics alone; peer: also /admin/state; admin: everything."),
+    ] = "admin"
     models: Annotated[list[str], Meta(description="Models that the key may use. None = all.")] = []
     expires: Annotated[
         str | None, Meta(description="Last day on which it works, such as 2027-01-31, or 2027-01-31T18:00Z.")

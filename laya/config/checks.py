@@ -14,6 +14,7 @@ from msgspec import UNSET
 from laya.config.check_programs import check_programs
 from laya.config.check_routing import check_routing
 from laya.config.document import Document, KeyPath, dotted
+from laya.config.peers import check_peers
 from laya.config.ray import address_fault
 from laya.config.schema import Config
 from laya.config.settings import KV_CACHE_DTYPES, VLLM_KV_CACHE_DTYPES, ModelSettings
@@ -56,6 +57,7 @@ def check_config(config: Config, document: Document) -> None:
     _check_store(config, document)
     _check_traces(config, document)
     _check_ray(config, document)
+    check_peers(config, document)
     check_routing(config, document)
 
 

@@ -124,7 +124,6 @@ TOP_LEVEL: dict[str, Foreign] = {
     "groups": Foreign(_SWAP, _said("nothing: what fits in memory together runs together")),
     "matrix": Foreign(_SWAP, _said("nothing: what fits in memory together runs together")),
     "hooks": Foreign(_SWAP, _said("preload: true on the models to load at start")),
-    "peers": Foreign(_SWAP, _said("models with engine: remote; `laya import llama-swap FILE` makes them")),
     "max_loaded_models": Foreign(_OLLAMA, _said("memory: {budget: 80%} (models are counted by bytes)")),
     "max_active_backends": Foreign(_LOCALAI, _said("memory: {budget: 80%} (models are counted by bytes)")),
     "vram_budget": Foreign(_LOCALAI, _renamed("memory.budget")),

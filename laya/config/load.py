@@ -14,6 +14,7 @@ from msgspec import UNSET
 from laya.config.checks import check_config, check_settings
 from laya.config.convert import to_struct
 from laya.config.document import Document, KeyPath, read_document
+from laya.config.peers import PeerConfig
 from laya.config.places import config_path
 from laya.config.schema import Config, ModelConfig
 from laya.config.settings import ModelSettings
@@ -42,6 +43,10 @@ def config_from(document: Document) -> Config:
     check_config(config, document)
     config = _with_files(config, document, ())
     config.models = {name: _with_files(entry, document, ("models", name)) for name, entry in config.models.items()}
+    config.peers = {
+        name: msgspec.structs.replace(peer, **_secrets(peer, document, ("peers", name)))
+        for name, peer in config.peers.items()
+    }
     if "models_dir" in document.data:
         config.models_dir = str(_absolute(config.models_dir, document))
     if config.request_log.path is not None:
@@ -79,12 +84,16 @@ def _with_files(settings: _Level, document: Document, path: KeyPath) -> _Level:
     if isinstance(settings, ModelConfig) and settings.cmd is not None:
         changes["cwd"] = str(_folder(settings.cwd, document, (*path, "cwd")))
     if isinstance(settings, ModelConfig):
-        for name in ("key_file", "ca_file"):
-            if value := getattr(settings, name):
-                changes[name] = str(_file(value, document, (*path, name)))
+        changes |= _secrets(settings, document, path)
     if settings.chat_template and "{" not in settings.chat_template:
         changes["chat_template"] = _template(settings.chat_template, document, (*path, "chat_template"))
     return msgspec.structs.replace(settings, **changes)
+
+
+def _secrets(keys: ModelConfig | PeerConfig, document: Document, path: KeyPath) -> dict[str, str]:
+    """Where the key for another server and its certificates are, as far as they are said."""
+    said = {name: getattr(keys, name) for name in ("key_file", "ca_file")}
+    return {name: str(_file(value, document, (*path, name))) for name, value in said.items() if value}
 
 
 def _absolute(value: str, document: Document) -> Path:

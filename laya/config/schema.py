@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from laya.config.peers import PeerConfig
 from laya.config.ray import RayConfig
 from laya.config.request_log import RequestLogConfig
 from laya.config.routing import RoutingConfig
@@ -91,6 +92,10 @@ class Config(ModelSettings, kw_only=True, forbid_unknown_fields=True):
     traces: Annotated[
         TracesConfig, Meta(description="OpenTelemetry traces, by the extra laya-llm[otel]; off unless asked.")
     ] = msgspec.field(default_factory=TracesConfig)
+    peers: Annotated[
+        dict[str, PeerConfig],
+        Meta(description="Other Laya servers, by a name: their models are served here as NAME/MODEL."),
+    ] = msgspec.field(default_factory=dict)
     models: Annotated[
         dict[str, ModelConfig], Meta(description="Settings of single models, by the name requests use.")
     ] = msgspec.field(default_factory=dict)

@@ -52,6 +52,7 @@ class ModelHooks:
     drained: Callable[[], Awaitable[None]] | None = None  # returns when no request is in flight any more
     task: Task = "chat"
     ended: Callable[[Ending], None] | None = None  # an engine is gone; called before `release`
+    takes_turns: bool = True  # False: its loads read nothing of this disk, and wait for no other one
 
 
 @dataclass(frozen=True)

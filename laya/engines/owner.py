@@ -12,6 +12,7 @@ tasks of its own that end by posting an event. States, and what may follow them:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -271,7 +272,8 @@ class ModelOwner:
 
     async def _load(self) -> None:
         try:
-            async with self._around.load_lock:
+            hooks = self.hooks
+            async with self._around.load_lock if hooks.takes_turns else contextlib.nullcontext():
                 hooks = self.hooks
                 settings = await hooks.settings()
                 self._held.begin(hooks)

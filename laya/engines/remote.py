@@ -50,7 +50,8 @@ class RemoteEngine:
         if fault is not None:
             self._log.note(fault)
             raise EngineFailed(f"'{settings.engine_name}' at {url.text}: {fault}", param="model", retry_after_s=1.0)
-        self._watching = asyncio.get_running_loop().create_task(self._watch(address))
+        if not settings.is_watched:
+            self._watching = asyncio.get_running_loop().create_task(self._watch(address))
         return address
 
     async def stop(self) -> bool:

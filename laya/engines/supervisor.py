@@ -53,6 +53,7 @@ class Supervisor:
         task: Task = "chat",
         drained: Callable[[], Awaitable[None]] | None = None,
         ended: Callable[[Ending], None] | None = None,
+        takes_turns: bool = True,
     ) -> None:
         """Make a model known; nothing is loaded. For a known model the next load uses the new hooks.
 
@@ -61,8 +62,9 @@ class Supervisor:
         release: called once after each time settings_factory returned, when the child is gone or never came.
         drained: returns when no request of the model is in flight; awaited by `unload` before the engine stops.
         ended: told what an engine held when it is gone, before `release`.
+        takes_turns: whether its loads wait for others, and others for them.
         """
-        hooks = ModelHooks(settings_factory, release, drained, task, ended)
+        hooks = ModelHooks(settings_factory, release, drained, task, ended, takes_turns)
         if owner := self._owners.get(model_id):
             owner.hooks = hooks
             return

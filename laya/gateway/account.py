@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from laya.gateway.endpoint import Endpoint
     from laya.gateway.exchange import Exchange
 
-USERS: frozenset[KeyRole] = frozenset({"user", "admin"})  # roles that inference is for
+USERS: frozenset[KeyRole] = frozenset({"user", "peer", "admin"})  # roles that inference is for
 
 
 class Key(Metered):

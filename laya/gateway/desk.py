@@ -18,13 +18,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 import laya
-from laya.errors import EngineFailed, InvalidRequest, NotFound, PayloadTooLarge
+from laya.errors import EngineFailed, InvalidRequest, NotFound, NotSupported, PayloadTooLarge
+from laya.gateway.account import Key
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
 from laya.gateway.explaining import explain_live
 from laya.gateway.fields import whole_number
 from laya.gateway.fleet import Fleet
 from laya.gateway.gauge import cards, ram
+from laya.gateway.hops import INSTANCE
 from laya.gateway.limits import SMALL_BODY_BYTES, bad_encoding
 from laya.gateway.live_keys import LiveKeys
 from laya.gateway.roles import key_of
@@ -73,9 +75,8 @@ class Desk:
 
     async def models(self, request: Request) -> Response:
         await self.fleet.refresh()
-        key, id_of = key_of(request), self.fleet.roster.id_of
-        found = [group[0] for group in self.fleet.served()]
-        shown = [each for each in found if key is None or key.may_use(each.model_id, each.model_id, id_of)]
+        found = [group[0] for group in self.fleet.served() if self.fleet.peers.is_there(group[0].model_id)]
+        shown = [each for each in found if self._may_see(key_of(request), each.model_id)]
         data = [await self._model(each) for each in shown]
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
         return reply({"object": "list", "data": data, "has_more": False} | ends)
@@ -103,20 +104,31 @@ class Desk:
             "task": endpoint.settings.task,
             "loaded": any(each.pool is not None for each in self.fleet.replicas(endpoint)),
             "aliases": self.fleet.aliases(endpoint),
+            "peer": endpoint.settings.peer,
         }
+
+    def _may_see(self, key: Key | None, model_id: str) -> bool:
+        return key is None or key.may_use(model_id, model_id, self.fleet.roster.id_of)
 
     async def state(self, request: Request) -> Response:
         fleet, stats = self.fleet, self._stats
         await fleet.refresh()
         now_s = time.monotonic()
         budget = fleet.budget()
-        models = []
+        models, key = [], key_of(request)
         statuses, reserved_bytes = fleet.statuses(), fleet.ledger.held("cpu")
         for status in statuses:
-            models.append(msgspec.to_builtins(status, enc_hook=str) | _doing(fleet.replicas_of(status.id), now_s))
+            if not self._may_see(key, status.id):
+                continue
+            doing = _doing(fleet.replicas_of(status.id), now_s)
+            if key is not None and key.role == "peer":  # whose requests they are is for admins
+                doing["requests"] = []
+            names = {"aliases": fleet.roster.aliases(status.id) + fleet.peers.names_of(status.id)}
+            models.append(msgspec.to_builtins(status, enc_hook=str) | doing | names)
         return reply(
             {
                 "version": laya.__version__,
+                "instance": INSTANCE,
                 "native_core": NATIVE,
                 "memory": {
                     "device": "cpu",
@@ -133,6 +145,7 @@ class Desk:
                 "in_flight": stats.in_flight,
                 "outcomes": stats.outcomes,
                 "models": models,
+                "peers": fleet.peers.shown(),
             }
         )
 
@@ -153,14 +166,21 @@ class Desk:
 
     async def load(self, request: Request) -> Response:
         """`?anyway=true`: also a model that does not fit, under the ceiling of what is free."""
-        endpoint = self.fleet.find(request.path_params["model_id"])
+        endpoint = self._own(request)
         await self.fleet.load(endpoint, anyway=switch(request, "anyway"))
         return self.shown(endpoint)
 
     async def unload(self, request: Request) -> Response:
-        endpoint = self.fleet.find(request.path_params["model_id"])
+        endpoint = self._own(request)
         await self.fleet.unload_model(endpoint, "requested")
         return self.shown(endpoint)
+
+    def _own(self, request: Request) -> Endpoint:
+        """The model of a path, whose engines are for this server to start and stop."""
+        endpoint = self.fleet.find(request.path_params["model_id"])
+        if endpoint.settings.peer is not None:
+            raise NotSupported(self.fleet.peers.told_there(endpoint.model_id), param="model")
+        return endpoint
 
     def shown(self, endpoint: Endpoint) -> Response:
         """The state of its model. Raises NotFound where that went meanwhile."""

@@ -161,7 +161,7 @@ class Dispatcher:
             if index == UNKNOWN_MODEL:
                 self.fleet.find(candidate)  # a file that was just dropped into models_dir, or model_not_found
                 index, candidate = choose(self, exchange, parsed, name, tokens)
-            if index < 0 and candidate in self.fleet.config.routing.pools:
+            if index < 0 and candidate in self.fleet.members:
                 self.fleet.pools.open_to_all(candidate)
                 index, candidate = choose(self, exchange, parsed, name, tokens)
             if index < 0:

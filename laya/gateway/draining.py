@@ -54,7 +54,7 @@ class Draining:
     def check(self, name: str) -> None:
         """Raise ModelDraining where the model that is called so is drained, and so are all members of a pool."""
         fleet = self._fleet
-        members = fleet.config.routing.pools.get(name, [name])
+        members = fleet.members.get(name, [name])
         groups = (fleet.replicas_of(fleet.roster.id_of(member) or "") for member in members)
         if any(each.is_drained for group in groups for each in group):
             raise ModelDraining(

@@ -30,6 +30,7 @@ from laya.gateway.load_events import LoadEvents
 from laya.gateway.loading import Loading
 from laya.gateway.node_loss import NodeLoss
 from laya.gateway.outgrown import Outgrown
+from laya.gateway.peers import Peers
 from laya.gateway.placing import Placing, account
 from laya.gateway.pools import Pools
 from laya.gateway.relief import Relief
@@ -44,7 +45,7 @@ from laya.gateway.watch import Watch
 from laya.memory import Budget, Machine
 from laya.metrics import GatewayStats
 from laya.routing import RequestRouter
-from laya.types import ANY_LENGTH, EngineAddress, ModelFile, ModelState, PlannedSettings
+from laya.types import ANY_LENGTH, EngineAddress, ModelFile, ModelState, ModelStatus, PlannedSettings
 
 if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
@@ -88,6 +89,7 @@ class Fleet(Shown):
         self.draining = Draining(self)
         self.health = Health(self)
         self.pools = Pools(self)
+        self.peers = Peers(self)
         self.watch = Watch(self)
         self._load_events = LoadEvents(self)
         self._outgrown = Outgrown()
@@ -108,6 +110,7 @@ class Fleet(Shown):
             task=endpoint.settings.task,
             drained=endpoint.drained,
             ended=lambda ending: self._ended(endpoint, ending),
+            takes_turns=not endpoint.is_remote and not self.placing.is_for(endpoint.settings),
         )
 
     def forget(self, endpoint: Endpoint) -> None:
@@ -204,6 +207,7 @@ class Fleet(Shown):
         if not is_placed:
             self.relief.check_admitting(name)
         self._outgrown.check(name)
+        self.peers.check(endpoint.model_id)
         file = self.files[endpoint.model_id]
         kind = kind_of(endpoint.settings)
         kind.check(endpoint.settings, file)
@@ -321,6 +325,8 @@ class Fleet(Shown):
     # what users see
     async def window(self, endpoint: Endpoint) -> int | None:
         """Tokens one request may hold: as loaded, or as it would be loaded alone now; None where it would not fit."""
+        if endpoint.settings.peer is not None:
+            return self.peers.window(endpoint.model_id)
         planned = endpoint.planned or self.together.twin(endpoint, may_be_outdated=True)
         if planned is not None:
             return told_window(planned)
@@ -338,6 +344,9 @@ class Fleet(Shown):
             tokens = None
         self._windows[endpoint.model_id] = (time.monotonic(), tokens)
         return tokens
+
+    def standing_of(self, status: ModelStatus) -> ModelStatus:
+        return self.peers.standing(status)
 
     def spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -27,9 +27,8 @@ class Health:
         fleet = self._fleet
         fleet.stats.count_engine_error(endpoint.model_id)
         endpoint.is_troubled, endpoint.failed_s = True, fleet.now_s()
-        routing = fleet.config.routing
         # Where a request has nowhere else to go, a breaker would only turn an engine's words into Laya's.
-        may_open = bool(routing.rules or routing.pools) or len(fleet.replicas(endpoint)) > 1
+        may_open = bool(fleet.config.routing.rules or fleet.members) or len(fleet.replicas(endpoint)) > 1
         if self._breakers.failed(endpoint.index, fleet.now_s(), may_open=may_open):
             text = f"the engine of '{endpoint.name}' failed request after request; it gets none for a while"
             fleet.events.add("breaker_open", text, model=endpoint.model_id)

@@ -12,7 +12,8 @@ from laya.errors import LoopDetected
 
 _PREFIX = b"laya-hop:"
 _MOST_HOPS = 8
-_OURS = secrets.token_hex(6).encode()
+INSTANCE = secrets.token_hex(6)  # of this start of this server
+_OURS = INSTANCE.encode()
 
 
 def check_hops(request_id: bytes) -> None:

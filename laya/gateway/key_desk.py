@@ -194,7 +194,7 @@ class KeyDesk:
         await self._fleet.refresh()
         ids = {each.model_id for each in self._fleet.endpoints.values()}
         aliases = {name for group in self._fleet.served() for name in self._fleet.aliases(group[0])}
-        return ids | aliases | {AUTO, *self._fleet.config.routing.pools}
+        return ids | aliases | {AUTO, *self._fleet.members}
 
     async def _revoke(self, request: Request) -> Response:
         """`?cancel=true`: what it runs ends too; otherwise that is finished."""

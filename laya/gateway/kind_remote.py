@@ -36,6 +36,7 @@ class RemoteKind:
             name=name,
             url=remote.urls[int(number) - 1],
             remote=remote,
+            is_watched=settings.peer is not None,
             planned=plan.settings,
             load_timeout_s=settings.load_timeout_s,
         )

@@ -52,8 +52,23 @@ class Memory(TypedDict):
     reserved_bytes: int
 
 
+class PeerShown(TypedDict):
+    """Another Laya whose models are served here."""
+
+    name: str
+    url: str
+    state: Literal["reachable", "unreachable", "unknown"]
+    since_s: float
+    error: str | None
+    version: str | None
+    budget_bytes: int | None
+    free_bytes: int | None
+    models: int
+
+
 class State(TypedDict):
     version: str
+    instance: str
     native_core: bool
     memory: Memory
     ledger: dict[str, Any]
@@ -62,6 +77,7 @@ class State(TypedDict):
     in_flight: int
     outcomes: dict[str, int]
     models: list[ModelStatus]
+    peers: list[PeerShown]
 
 
 class Happened(TypedDict):

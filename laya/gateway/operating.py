@@ -89,6 +89,7 @@ class Operating:
         self._choose_lanes()
         gateway.limits.apply(config.server)
         gateway.keys.configure(config.server)
+        self._fleet.peers.follow()
 
     def _choose_lanes(self) -> None:
         """What rules, traces or the log ask of a request, the plain lane does not keep."""

@@ -7,7 +7,7 @@ Knows no rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,16 +23,18 @@ class Pools:
 
     def update(self) -> None:
         """An engine came or went, or a request waits for one; and a few times a second, since lines come and go."""
-        pools = self._fleet.config.routing.pools
-        if pools:
-            self._fleet.router.prefer({pool: self._first(members) for pool, members in pools.items()})
+        fleet = self._fleet
+        spares, pools = fleet.spares, fleet.config.routing.pools
+        if pools or spares:
+            preferred = {name: fleet.peers.first(members) for name, members in spares.items()}
+            fleet.router.prefer(preferred | {pool: self._first(members) for pool, members in pools.items()})
 
     def open_to_all(self, pool: str) -> None:
         """None of those that were chosen first may be chosen any more."""
         router = self._fleet.router
         router.prefer({name: first for name, first in router.preferred.items() if name != pool})
 
-    def _first(self, members: list[str]) -> frozenset[int]:
+    def _first(self, members: Sequence[str]) -> frozenset[int]:
         """Nobody: all are chosen from."""
         group = list(self._engines(members))
         serving = [each for each in group if each.takes_new and not (each.is_troubled or each.load_error)]
@@ -41,7 +43,7 @@ class Pools:
             first = serving + coming
         return frozenset(each.index for each in first)
 
-    def _engines(self, members: list[str]) -> Iterator[Endpoint]:
+    def _engines(self, members: Sequence[str]) -> Iterator[Endpoint]:
         fleet = self._fleet
         for member in members:
             group = fleet.replicas_of(fleet.roster.id_of(member) or "")

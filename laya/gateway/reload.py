@@ -16,6 +16,7 @@ import msgspec
 
 from laya.config import Config
 from laya.errors import ConfigError, LayaError, ServerStopping
+from laya.gateway import peers
 from laya.gateway.draining import DEADLINE_S, finish
 from laya.gateway.reload_diff import ModelChange, Report, adopt, model_changed, settings_changed
 from laya.gateway.rolling import Rolling, Way
@@ -63,7 +64,7 @@ class Reloader:
             new = await asyncio.to_thread(self._read)
             roster = Roster(new, self._fleet.roster.home)
             entries, found = await asyncio.to_thread(lambda: (list(roster.entries.found()), roster.on_disk()))
-            _claim(roster, entries, _carried(self._fleet), found)
+            _claim(roster, entries, _carried(self._fleet, new), found)
             _check_names(roster, new)
             ways = await self._ways(self._compare(roster, new, dry_run=dry_run), roster, new)
             report = _with_ways(self._compare(roster, new, dry_run=dry_run), ways)
@@ -205,10 +206,11 @@ def _with_ways(report: Report, ways: Mapping[str, Way]) -> Report:
     return msgspec.structs.replace(report, changed=tuple(changed))
 
 
-def _carried(fleet: Fleet) -> list[ModelFile]:
-    """Models that no entry names and that are served because their files are there, by the names they have."""
+def _carried(fleet: Fleet, new: Config) -> list[ModelFile]:
+    """Models that no entry names and that are served because their files or peers are there, by the names they have."""
     files = [fleet.files[group[0].model_id] for group in fleet.served()]
-    return [file for file in files if file.id not in fleet.config.models and file.path.exists()]
+    here = [file for file in files if file.id not in fleet.config.models and file.path.exists()]
+    return here + peers.carried(fleet.files, new.peers)
 
 
 def _claim(roster: Roster, entries: list[ModelFile], carried: list[ModelFile], found: list[ModelFile]) -> None:

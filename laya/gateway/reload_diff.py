@@ -88,6 +88,8 @@ def settings_changed(old: Config, new: Config) -> tuple[tuple[Setting, ...], tup
     found = list(_sections(old, new))
     if old.models_dir != new.models_dir:
         found.append(Setting("models_dir", old.models_dir, new.models_dir))
+    if old.peers != new.peers:
+        found.append(Setting("peers"))
     live = tuple(each for each in found if not _waits(each.name, each.was))
     return live, tuple(each for each in found if _waits(each.name, each.was))
 

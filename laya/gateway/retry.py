@@ -57,6 +57,8 @@ class Retries:
             return True
         fleet = self._dispatcher.fleet
         group = fleet.replicas(endpoint)
+        if endpoint.settings.peer is not None:
+            return self._try_other_peer(exchange, endpoint)
         others = [each for each in group if each is not endpoint and each.is_serving]
         exchange.read_taken()
         if not others or exchange.n_moves >= len(group) or not exchange.can_be_sent_again:
@@ -73,6 +75,36 @@ class Retries:
         self._leave(exchange, endpoint)
         self._arrive(exchange, fleet.endpoints[index])
         self._dispatcher.sending.pump_soon(endpoint)
+        return True
+
+    def _try_other_peer(self, exchange: Exchange, endpoint: Endpoint) -> bool:
+        """Where the name that it asked for stands for a model on several peers: another one of them."""
+        dispatcher, fleet = self._dispatcher, self._dispatcher.fleet
+        exchange.read_taken()
+        parsed = exchange.parsed
+        name = exchange.header_model or (parsed.model if parsed is not None else None)
+        members = fleet.members.get(name or "", ())
+        if parsed is None or name is None or endpoint.model_id not in members:
+            return False
+        if exchange.n_moves >= len(members) or not exchange.can_be_sent_again or exchange.head_sent:
+            return False
+        index = self._route_around(exchange, endpoint, name)
+        if index < 0:
+            fleet.pools.open_to_all(name)
+            index = self._route_around(exchange, endpoint, name)
+        if index < 0:
+            return False
+        other = fleet.endpoints[index]
+        may_move = self._suits(exchange, parsed, other, name) and (not exchange.was_sent or self._may_retry(exchange))
+        if not may_move or not counts_there(exchange, endpoint, other):
+            fleet.health.give_back(other, exchange.routed_seqs, exchange.routed_tokens)
+            return False
+        if exchange.was_sent:
+            exchange.n_tries += 1
+            dispatcher.stats.count_retry(endpoint.model_id)
+        self._leave(exchange, endpoint)
+        self._arrive(exchange, other)
+        dispatcher.sending.pump_soon(endpoint)
         return True
 
     def _try_other_model(self, exchange: Exchange, endpoint: Endpoint) -> bool:
@@ -118,18 +150,29 @@ class Retries:
         self._n_seen = n_arrivals
         return may_retry(n_bytes_sent=0, n_tries=exchange.n_tries, budget=self._budget)
 
-    def _route_around(self, exchange: Exchange, endpoint: Endpoint) -> int:
-        """The endpoint that would serve it were its own not there, with the request on it; below 0: none."""
+    def _route_around(self, exchange: Exchange, endpoint: Endpoint, name: str | None = None) -> int:
+        """The endpoint that would serve it were its own not there, with the request on it; below 0: none. name: of a
+        pool; None: its model's."""
         router, parsed = self._dispatcher.router, exchange.parsed
         assert parsed is not None
         session, flags = exchange.header_session or parsed.session, FLAG_STREAMING if parsed.wants_stream else 0
         router.set_eligible(endpoint.index, False)
         try:
             return router.route(
-                endpoint.model_id, session, exchange.kind, flags, 0, exchange.routed_tokens, exchange.routed_seqs, b""
+                name or endpoint.model_id,
+                session,
+                exchange.kind,
+                flags,
+                0,
+                exchange.routed_tokens,
+                exchange.routed_seqs,
+                b"",
             )
         finally:
-            router.set_eligible(endpoint.index, endpoint.takes_new)  # as it was, beside others that serve
+            was_eligible = endpoint.takes_new  # beside others that serve
+            if endpoint.settings.peer is not None:  # it is the only one of its model
+                was_eligible = not endpoint.is_drained and endpoint.load_error is None
+            router.set_eligible(endpoint.index, was_eligible)
 
     def _leave(self, exchange: Exchange, endpoint: Endpoint) -> None:
         """Give back what it holds there, as its end would."""

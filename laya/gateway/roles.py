@@ -15,6 +15,7 @@ from laya.types import KeyRole
 KEY = "laya.key"  # where a request's scope has its key; None: this server needs none
 _ADMINS: frozenset[KeyRole] = frozenset({"admin"})
 _SCRAPERS: frozenset[KeyRole] = frozenset({"metrics", "admin"})
+_STATE_READERS: frozenset[KeyRole] = frozenset({"peer", "admin"})
 _HOT = frozenset(path.decode() for path in HOT_PATHS)
 _FOR_USERS = ("/v1/", "/api/", "/tokenize", "/detokenize")  # APIs of inference, and what a key may see of its own
 
@@ -23,6 +24,8 @@ def roles_for(path: str) -> frozenset[KeyRole]:
     """The roles that may use what is at this path."""
     if path in ("/metrics", "/metrics/engines"):
         return _SCRAPERS
+    if path == "/admin/state":
+        return _STATE_READERS
     return USERS if path.startswith(_FOR_USERS) or path in _HOT else _ADMINS
 
 

@@ -139,6 +139,8 @@ class Roster:
         pulled = {file.path for file in found if file.origin == "pulled"}
         gone = []
         for model_id, file in self.files.items():
+            if file.origin == "peer":  # on no disk of this machine
+                continue
             is_there = file.path in pulled if file.origin == "pulled" else file.path.exists()
             if model_id not in self._config.models and not is_there:
                 gone.append(model_id)

@@ -238,7 +238,14 @@ def run(
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         gateway.desk.preloads_pending = len(wanted)
-        work = (sweep(server, gateway), gateway.guarding.run(), gateway.apis.run(), gateway.operating.run(), load_all())
+        work = (
+            sweep(server, gateway),
+            gateway.guarding.run(),
+            gateway.apis.run(),
+            gateway.operating.run(),
+            load_all(),
+            gateway.fleet.peers.run(),
+        )
         end = functools.partial(server.handle_exit, signal.SIGTERM, None)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.operating.hang_up, end)
         tasks = [asyncio.create_task(each) for each in work]

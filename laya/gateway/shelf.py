@@ -7,6 +7,7 @@ Knows the disk through the roster, and the router as the one who must hear of na
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -39,8 +40,22 @@ class Shelf:
         self.files = self.roster.files
         self._replicas: dict[str, tuple[Endpoint, ...]] = {}  # by model id
         self._by_name: dict[str, Endpoint] = {}
+        self.spares: dict[str, tuple[str, ...]] = {}  # pools whose names give way to whatever else is called so
         self._uses: dict[str, Metered] = {}  # by the ids of models that have limits
         self.retiring: set[Endpoint] = set()  # no request finds them; they end when what they have is done
+
+    @property
+    def members(self) -> dict[str, Sequence[str]]:
+        """The models of each pool."""
+        spares: dict[str, Sequence[str]] = {
+            name: ids for name, ids in self.spares.items() if self.roster.id_of(name) is None
+        }
+        return spares | dict(self.config.routing.pools)
+
+    def set_spares(self, spares: dict[str, tuple[str, ...]]) -> None:
+        """These names stand for these models, as far as nothing else is called so; the best one first."""
+        self.spares = spares
+        self.router.set_spares(spares)
 
     def scan(self) -> None:
         """Register every model of the config, the store and models_dir."""
@@ -220,6 +235,8 @@ class Shelf:
         if model_id is None:
             self._mend()
             model_id = self.roster.id_of(name)
+        if model_id is None and name in self.spares:
+            return self._replicas[self.spares[name][0]][0]
         if model_id is None:
             file = self.roster.look_up(name)
             model_id = self.roster.id_of_file(file)

@@ -44,8 +44,12 @@ class Shown(Shelf):
                     extra = shown.extra | {"is_drained": endpoint.is_drained}
                     shown = msgspec.structs.replace(shown, state="draining" if is_up else shown.state, extra=extra)
                 engines.setdefault(endpoint.model_id, []).append(shown)
-        served = [standing(model_id, statuses) for model_id, statuses in engines.items()]
+        served = [self.standing_of(standing(model_id, statuses)) for model_id, statuses in engines.items()]
         return served + self.roster.entries.statuses()
+
+    def standing_of(self, status: ModelStatus) -> ModelStatus:
+        """A model's status as far as others know better."""
+        return status
 
     def kv_tokens(self) -> dict[str, tuple[int, int]]:
         """Model -> (tokens promised to live requests, tokens that can be held)."""

@@ -25,8 +25,8 @@ class Unloadable:
 
     def failed(self, endpoint: Endpoint, error: LayaError) -> None:
         """Its load was refused: who waits there goes to another model where rules or pools have one, else hears why."""
-        routing = self._fleet.config.routing
-        if (routing.rules or routing.pools) and not isinstance(error, MemoryBusy):
+        fleet = self._fleet
+        if (fleet.config.routing.rules or fleet.members) and not isinstance(error, MemoryBusy):
             endpoint.load_error = error
             self._until_s[endpoint] = self._fleet.now_s() + (error.retry_after_s or PASSED_OVER_S)
             self._fleet.router.set_eligible(endpoint.index, False)
@@ -53,7 +53,7 @@ class Unloadable:
     def route(self, name: str, n_seqs: int, tokens: int, kind: int) -> int:
         """The endpoint of the model or pool whose load is tried again, with the request on it; below 0: none."""
         fleet = self._fleet
-        for member in fleet.config.routing.pools.get(name, [name]):
+        for member in fleet.members.get(name, [name]):
             group = fleet.replicas_of(fleet.roster.id_of(member) or "")
             if group and group[0].load_error is not None and not group[0].is_drained:
                 fleet.router.set_eligible(group[0].index, True)

@@ -42,6 +42,7 @@ class RequestRouter:
         self._models: dict[str, _Model] = {}
         self._pools: Mapping[str, Sequence[str]] = {}
         self._pool_policy: RoutePolicy = "auto"
+        self._spares: Mapping[str, Sequence[str]] = {}
         self.preferred: Mapping[str, frozenset[int]] = {}  # endpoints, by pool
         self._routes: dict[str, _Model] = {}  # models, and pools as if they were models
         self._id_of_name: dict[str, str] = {}
@@ -199,13 +200,20 @@ class RequestRouter:
                 self._pools, self._pool_policy = was
                 raise
 
+    def set_spares(self, spares: Mapping[str, Sequence[str]]) -> None:
+        """Pools whose names give way: a model or a pool of `set_pools` that is called so has the name, while there is
+        one. Whom `prefer` names of them is chosen under every policy."""
+        with self._changing:
+            self._spares = dict(spares)
+            self._publish(self._models)
+
     def prefer(self, preferred: Mapping[str, frozenset[int]]) -> None:
         """Each of these pools chooses among its endpoints here alone, where it has any of them; a policy that says
         itself who is chosen, whoever that is (`TAKES_ALL`), among all."""
         with self._changing:
             if preferred != self.preferred:
                 self.preferred = preferred
-                if self._pools and self._pool_policy not in TAKES_ALL:
+                if self._spares or (self._pools and self._pool_policy not in TAKES_ALL):
                     self._publish(self._models)
 
     def remove_model(self, model_id: str) -> None:
@@ -234,10 +242,12 @@ class RequestRouter:
     def _publish(self, models: dict[str, _Model]) -> None:
         id_of_name = _ids_by_name(models)
         pools = {}
-        for pool, members in self._pools.items():
+        named = {name: members for name, members in self._spares.items() if name not in id_of_name}
+        for pool, members in (named | dict(self._pools)).items():
             ids = dict.fromkeys(id_of_name[member] for member in members if member in id_of_name)
             endpoints = dict.fromkeys(endpoint for model_id in ids for endpoint in models[model_id].endpoints)
-            preferred = () if self._pool_policy in TAKES_ALL else self.preferred.get(pool, ())
+            takes_all = self._pool_policy in TAKES_ALL and pool in self._pools
+            preferred = () if takes_all else self.preferred.get(pool, ())
             first = tuple(each for each in endpoints if each in preferred)
             pools[pool] = _Model((pool,), first or tuple(endpoints), self._pool_policy)
         routes = models | pools

@@ -124,6 +124,32 @@ _KEY_PRIORITIES = (
     "ALTER TABLE api_key ADD COLUMN max_priority TEXT",
 )
 
+# SQLite changes no CHECK in place. Roles are checked where keys are made; a new one is no new form any more.
+_KEY_ROLES = (
+    """
+    CREATE TABLE api_key_of_any_role (
+        name TEXT PRIMARY KEY,
+        sha256 TEXT NOT NULL UNIQUE,
+        role TEXT NOT NULL,
+        models TEXT NOT NULL DEFAULT '[]',
+        expires_s REAL,
+        max_concurrent INTEGER,
+        requests_per_minute INTEGER,
+        tokens_per_minute INTEGER,
+        created_s REAL NOT NULL,
+        id TEXT NOT NULL DEFAULT '',
+        priority TEXT,
+        max_priority TEXT
+    )
+    """,
+    """
+    INSERT INTO api_key_of_any_role SELECT name, sha256, role, models, expires_s, max_concurrent, requests_per_minute,
+        tokens_per_minute, created_s, id, priority, max_priority FROM api_key
+    """,
+    "DROP TABLE api_key",
+    "ALTER TABLE api_key_of_any_role RENAME TO api_key",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _CONVERSATIONS,
     _CORRECTIONS,
@@ -133,4 +159,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _USAGE,
     _KEY_IDS,
     _KEY_PRIORITIES,
+    _KEY_ROLES,
 )

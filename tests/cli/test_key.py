@@ -81,7 +81,7 @@ def test_every_grant_is_kept_and_shown(laya: Laya) -> None:
         (("create", "kid", "--requests-per-minute", "5"), "`laya key create me` first"),
         (("create", "kid", "--tokens-per-minute", "5"), "`laya key create me` first"),
         (("create", "kid", "--expires", "30d"), "`laya key create me` first"),
-        (("create", "kid", "--role", "king"), "no role 'king': the roles are user, metrics, admin"),
+        (("create", "kid", "--role", "king"), "no role 'king': the roles are user, metrics, peer, admin"),
         (("create", "a b"), "'a b' is no name of a key: 1 to 64 letters, digits and . _ @ -"),
         (("create", "kid", "--max-concurrent", "0"), "max-concurrent"),
         (("create", "kid", "--priority", "high"), "'priority' is 'high': expected system or interactive"),

@@ -24,7 +24,7 @@ from .scripted_engine import STREAM_HEAD, Call, chunk, delta, hello, progress
 
 pytestmark = pytest.mark.anyio
 
-ROLES = ("user", "metrics", "admin")
+ROLES = ("user", "metrics", "peer", "admin")
 # What each role may do; a route that is new and stands in no line of this table is for admins alone.
 OPEN = {"/", "/health", "/ready"}  # and the page's own files
 FOR_METRICS = {"/metrics", "/metrics/engines"}
@@ -51,7 +51,9 @@ def expected(path: str) -> set[str]:
         return {"nobody", *ROLES}
     if path in FOR_METRICS:
         return {"metrics", "admin"}
-    return {"user", "admin"} if path.startswith(FOR_USERS) else {"admin"}
+    if path == "/admin/state":
+        return {"peer", "admin"}
+    return {"user", "peer", "admin"} if path.startswith(FOR_USERS) else {"admin"}
 
 
 async def test_every_route_answers_only_the_roles_it_is_for(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ async def test_every_admin_route_is_closed_to_users_also_the_ones_that_change_so
         assert gateway.endpoint.pool is not None  # nothing was unloaded
 
 
-async def test_inference_is_for_users_and_admins(tmp_path: Path) -> None:
+async def test_inference_is_for_users_peers_and_admins(tmp_path: Path) -> None:
     keep(tmp_path, *(grant(role, role=role) for role in ROLES))
     async with front(tmp_path) as gateway:
         for path in HOT_PATHS:
@@ -94,7 +96,7 @@ async def test_inference_is_for_users_and_admins(tmp_path: Path) -> None:
                 answer = await gateway.ask(request(CHAT, path.decode(), key=secret(who)))
                 assert (answer.status == 403) == (who == "metrics"), (path, who, answer)
             assert (await gateway.ask(request(CHAT, path.decode(), key=None))).status == 401
-        assert len(gateway.engine.calls) == 2  # a chat for each
+        assert len(gateway.engine.calls) == 3  # a chat for each
 
 
 async def test_key_of_the_config_is_an_admin_by_default(tmp_path: Path) -> None:

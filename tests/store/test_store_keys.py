@@ -100,3 +100,4 @@ def test_keys_of_an_older_file_keep_what_is_theirs_and_get_nothing_of_a_former_k
         assert store.response("b", "tests").id == "b"  # of a key of the config
         with pytest.raises(NotFound):
             store.response("old", ann.owner)
+        assert store.keep_key(grant("attic", role="peer")).role == "peer"  # which that file's own form did not know
