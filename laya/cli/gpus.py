@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 
 from laya.config import Config
+from laya.engines.builds import packages_for
 from laya.engines.gpu_build import why_no_gpu
 from laya.gateway.cards import usable_bytes
 from laya.memory import Budget, GpuMeter
+from laya.models import home_path
 
 
 @lru_cache(maxsize=1)
@@ -21,7 +23,8 @@ def _meter() -> GpuMeter:
 def gpus_here(config: Config, engine_path: Path | None) -> tuple[tuple[int, ...], str]:
     """What an engine may use of each card, by its number, and why it may use none."""
     cards = _meter().read()
-    why_not = why_no_gpu(engine_path) if cards else _meter().why_none
+    packages = packages_for(engine_path, home_path())
+    why_not = why_no_gpu(engine_path, packages) if cards else _meter().why_none
     if why_not is not None:
         return (), why_not
     free = {card.index: usable_bytes(card, 0, config.memory.gpu) for card in cards}

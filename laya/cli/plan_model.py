@@ -15,6 +15,7 @@ import msgspec
 from laya.cli.fit import learned_of, model_shape
 from laya.cli.gpus import gpus_here
 from laya.config import Config, ResolvedModel, parse_bytes, with_settings
+from laya.engines.builds import packages_for
 from laya.errors import BadModelFile, ConfigError, ModelNotPulled
 from laya.memory import Budget, ModelFacts, read_facts
 from laya.memory.engine_facts import LLAMA_SERVER, EngineFacts, built_in_engine
@@ -121,7 +122,8 @@ def _on_disk(name: str, source: str, asking: Asking) -> Subject:
     asked, settings = asking.of(model_id, file.task)
     if file.format != "gguf":
         return _described_by_hf(name, facts_anywhere(file.path), asking, model_id=model_id)
-    engine = LLAMA_SERVER if settings.engine_path is not None else built_in_engine()
+    is_bundled = settings.engine_path is None and packages_for(None, home_path()) is None
+    engine = built_in_engine() if is_bundled else LLAMA_SERVER
     model = _model(model_id, read_facts(file.path), asked, asking, engine)
     model = msgspec.structs.replace(model, correction=learned_of(settings, file.path))
     return Subject(word=name, model=model, asked=asked)

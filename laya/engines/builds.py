@@ -96,6 +96,12 @@ def used(home: Path) -> Build:
     return _read(record)
 
 
+def packages_for(engine_path: Path | None, home: Path) -> Path | None:
+    """Where the engine of a model is; None: in Laya's own environment, or the user's own llama-server. Raises as
+    `used`."""
+    return used(home).folder if engine_path is None else None
+
+
 def used_name(home: Path) -> str:
     try:
         return (builds_folder(home) / _USED).read_text().strip() or BUNDLED

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from laya.config import ResolvedModel
-from laya.engines.builds import used
+from laya.engines.builds import packages_for
 from laya.engines.gpu_build import why_no_gpu
 from laya.engines.settings import EngineSettings, Pooling
 from laya.errors import NotSupported
@@ -32,7 +32,7 @@ class LlamaCppKind:
     def plan(
         self, settings: ResolvedModel, file: ModelFile, asked: AskedSettings, budget: Budget, learned: Corrections
     ) -> Plan:
-        packages = packages_of(settings)
+        packages = packages_for(settings.engine_path, home_path())
         why_not = why_no_gpu(settings.engine_path, packages) if any(budget.gpu_bytes) else None
         if why_not is not None:
             budget = msgspec.structs.replace(budget, gpu_bytes=(), why_no_gpu=why_not)
@@ -61,7 +61,7 @@ class LlamaCppKind:
             pooling=pooling_of(settings, file),
             chat_template=settings.chat_template or file.chat_template,
             engine_path=settings.engine_path,
-            packages=packages_of(settings),
+            packages=packages_for(settings.engine_path, home_path()),
             ceiling_bytes=ceiling_bytes(plan, settings.memory_limit_bytes),
             threads_file=threads_file,
             load_timeout_s=settings.load_timeout_s,
@@ -78,14 +78,6 @@ class LlamaCppKind:
         was_killed: bool,
     ) -> None:
         learned.learn(settings, file.path, plan, peak_bytes, was_killed=was_killed)
-
-
-def packages_of(settings: ResolvedModel) -> Path | None:
-    """Where its build of the engine is, if it is none of Laya's own environment, and not the user's llama-server.
-
-    Raises EngineFailed where the build that was chosen is gone.
-    """
-    return used(home_path()).folder if settings.engine_path is None else None
 
 
 def check_servable(file: ModelFile) -> None:

@@ -83,6 +83,9 @@ def take(mib):
 
 
 taken = []
+if "--list-devices" in sys.argv:
+    print("Available devices:\n  CUDA0: NVIDIA GeForce RTX 4090 (24564 MiB, 23752 MiB free)")
+    sys.exit(0)
 flags = parse()
 take(flags.greed_mib)
 sleeper_pid = subprocess.Popen(["sleep", "600"]).pid if flags.spawn_sleeper else None
