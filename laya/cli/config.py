@@ -166,11 +166,15 @@ def _check_models(config: Config, document: Document | None) -> list[str]:
 
 def _key_warning(remote: Remote, where: KeyPath) -> list[str]:
     """What serves it may have another environment than this command, so it is no error here."""
+    warnings = []
     try:
         remote.key()
     except ConfigError as error:
-        return [f"{dotted(where)}: {error.message}"]
-    return []
+        warnings.append(f"{dotted(where)}: {error.message}")
+    if remote.key_env is not None or remote.key_file is not None:
+        open_ways = [url.text for url in remote.urls if not url.is_tls and not is_loopback(url.host)]
+        warnings += [f"{dotted(where)}: whoever is on the way to {way} reads the key: use https" for way in open_ways]
+    return warnings
 
 
 def _read_key() -> str:

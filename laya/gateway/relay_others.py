@@ -83,8 +83,13 @@ class WholeAnswer(Relay):
         self._own_name = own_name
         self._whole = _Whole()
 
-    def on_good_head(self, headers: dict[bytes, bytes]) -> None:
-        _is_encoded(self.exchange, headers)
+    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        """Its request is kept until all of the answer is here: another address may still have to serve it."""
+        if status == 200:
+            self._status = status
+            _is_encoded(self.exchange, headers)
+        else:
+            super().on_head(status, headers)
 
     def on_good_data(self, data: bytes) -> None:
         self.exchange.first_token_s = self.exchange.first_token_s or time.monotonic()

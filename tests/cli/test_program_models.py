@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from laya.cli.config import config_app
-from laya.cli.models import list_models
+from laya.cli.models import list_models, show
+from laya.errors import InvalidRequest
 
 CONFIG = """
 models:
@@ -60,6 +61,14 @@ def test_remote_takes_nothing_here_and_its_settings_are_checked(config: Path, la
     run = CliRunner().invoke(config_app, ["check", str(config)])
     assert run.exit_code == 0
     assert "models.far: the environment has no MY_KEY (key_env)" in run.output
+    with pytest.raises(InvalidRequest, match="laya plan far"):
+        show("far", config_file=config)
+    config.write_text(
+        CONFIG + REMOTE.replace("https://b", "http://b").replace("https://a.example", "http://127.0.0.1:9")
+    )
+    run = CliRunner().invoke(config_app, ["check", str(config)])
+    assert "models.far: whoever is on the way to http://b.example/v1 reads the key" in run.output
+    assert "127.0.0.1" not in run.output
 
 
 def test_list_shows_what_the_configuration_names(

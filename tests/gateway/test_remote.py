@@ -333,8 +333,9 @@ def test_stream_that_breaks_off_ends_with_an_error_and_is_not_begun_again(
 def test_whole_answer_that_breaks_off_is_asked_of_the_other_address(others: Others, client: openai.OpenAI) -> None:
     warm_up(others, client)
     others.one.mode = "drop"
-    for _ in range(2):
-        assert client.chat.completions.create(model="two", messages=USER).choices[0].message.content == "from afar"
+    long: Any = [{"role": "user", "content": "Hi " * 40000}]  # more than is kept of each request without being counted
+    for messages in (USER, USER, long, long):
+        assert client.chat.completions.create(model="two", messages=messages).choices[0].message.content == "from afar"
 
 
 def test_address_that_is_not_there_is_told_and_the_next_one_serves(others: Others, client: openai.OpenAI) -> None:
