@@ -45,7 +45,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsTable = Annotated[bool, typer.Option("--table", help="The grid of contexts and sequences.")]
 Compare = Annotated[tuple[Path, Path] | None, typer.Option(help="Two config files, side by side.", metavar="OLD NEW")]
 Params = Annotated[Path | None, typer.Option(help="A JSON description of an architecture instead of a model.")]
-Cards = Annotated[str | None, typer.Option("--gpu-memory", help="Plan for cards of this size: 24GiB, 24GiB,24GiB.")]
+Cards = Annotated[str | None, typer.Option("--gpu-memory", help="Plan for cards of these sizes: 24GiB, 24GiB,12GiB.")]
 FreeMemory = Annotated[
     str | None, typer.Option("--memory", help="Plan for a machine or container with so much memory free, e.g. 64GiB.")
 ]

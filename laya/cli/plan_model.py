@@ -112,7 +112,7 @@ def cards_of(text: str | None) -> tuple[int, ...]:
     except (ConfigError, ValueError):
         sizes = ()
     if not sizes or min(sizes) <= 0:
-        raise ConfigError(f"--gpu-memory {text!r}: write what each card has, such as 24GiB or 24GiB,24GiB", param="gpu")
+        raise ConfigError(f"--gpu-memory {text!r}: write what each card has, such as 24GiB or 24GiB,12GiB", param="gpu")
     return sizes
 
 

@@ -30,8 +30,7 @@ def with_split(load: Load, asked: AskedSettings, *, offloads: bool) -> PlannedSe
     n_layer, every = load.facts.shape.n_layer, load.facts.shape.n_layer + 1
     kept = min(asked.experts_on_cpu or 0, n_layer)
     if not any(load.gpu_free_bytes):
-        none = (0,) * len(load.gpu_free_bytes)
-        return msgspec.structs.replace(load.settings, tensor_split=none, experts_on_cpu=kept)
+        return msgspec.structs.replace(load.settings, tensor_split=(0,) * len(load.gpu_free_bytes))
     wanted = every if asked.gpu_layers is None else min(asked.gpu_layers, every)
     placed = _placed(load, asked, wanted, kept)
     if not offloads or is_on_gpus(load, placed):
@@ -63,9 +62,8 @@ def _named(settings: PlannedSettings) -> list[tuple[int, str]]:
 def _placed(load: Load, asked: AskedSettings, n_layers: int, kept: int) -> PlannedSettings:
     """So many layers on GPUs, the first `kept` of all without their experts."""
     free = load.gpu_free_bytes
-    settings = _with_counts(load, [0] * len(free), 0, kept)
     if not n_layers:
-        return settings
+        return _with_counts(load, [0] * len(free), 0, 0)
     if asked.tensor_split:
         numbers = asked.gpus or range(len(asked.tensor_split))
         shares = [0.0] * len(free)
@@ -76,11 +74,9 @@ def _placed(load: Load, asked: AskedSettings, n_layers: int, kept: int) -> Plann
     if asked.gpus:
         return _balanced(load, sorted(asked.gpus), n_layers, kept, least=1)
     roomiest = sorted((number for number, n_bytes in enumerate(free) if n_bytes), key=lambda number: -free[number])
-    for n_gpus in range(1, len(roomiest) + 1):
-        settings = _balanced(load, sorted(roomiest[:n_gpus]), n_layers, kept)
-        if is_on_gpus(load, settings):
-            break
-    return settings
+    tried = (_balanced(load, sorted(roomiest[:n_gpus]), n_layers, kept) for n_gpus in range(1, len(roomiest)))
+    fitting = next((settings for settings in tried if is_on_gpus(load, settings)), None)
+    return fitting or _balanced(load, sorted(roomiest), n_layers, kept)
 
 
 def _with_counts(load: Load, counts: Sequence[int], n_layers: int, kept: int) -> PlannedSettings:

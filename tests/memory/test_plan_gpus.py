@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from machine_rates import RATES
 from small_gguf import MakeGguf
@@ -14,9 +15,13 @@ from test_memory_placement import BIG
 
 from laya.bench.plan_terabyte import write_model
 from laya.cli import gpus
-from laya.memory import GpuMeter
+from laya.config import Config, with_settings
+from laya.engines import llamacpp
+from laya.gateway.corrections import Corrections
+from laya.gateway.kind_llamacpp import LlamaCppKind
+from laya.memory import Budget, GpuMeter
 from laya.memory.facts import read_facts
-from laya.types import GIB, MIB
+from laya.types import GIB, MIB, ModelFile
 
 CARD = {"name": "NVIDIA GeForce RTX 4090", "total": 24 * GIB}
 
@@ -29,7 +34,7 @@ def cards_here(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> Callable[..., None
     def play(*free: int, why: str | None = None) -> None:
         nvml.play(*(CARD | {"free": n_bytes} for n_bytes in free))
         monkeypatch.setattr(gpus, "_meter", lambda: GpuMeter(nvml.library))
-        monkeypatch.setattr(gpus, "why_no_gpu", lambda engine_path: why)
+        monkeypatch.setattr(gpus, "why_no_gpu", lambda *_: why)
 
     return play
 
@@ -101,3 +106,27 @@ def test_cards_that_do_not_hold_what_was_fixed_are_told_with_what_does(laya_plan
     assert "--gpus 1" in text
     assert any("--gpu-layers" in each["flags"] for each in plan["suggestions"])
     assert devices(plan)["gpu0"]["total_bytes"] > devices(plan)["gpu0"]["budget_bytes"] == GIB - 512 * MIB
+
+
+def test_the_plan_is_what_the_engine_is_started_with(make_gguf: MakeGguf, tmp_path: Path) -> None:
+    """From the config to the words of a llama-server that is built for CUDA."""
+    server = tmp_path / "llama-server"
+    server.write_text("#!/bin/sh\necho '  CUDA0: NVIDIA (24217 MiB, 23850 MiB free)'\n")
+    server.chmod(0o755)
+    path = make_gguf(**BIG)
+    config = with_settings(Config(), {"engine_path": str(server), "gpus": [0, 2], "tensor_split": [3, 1]})
+    settings = config.for_model("m")
+    file = ModelFile(id="m", path=path, format="gguf", file_bytes=0, origin="config")
+    budget = Budget(bytes=64 * GIB, limit="plenty", memory_bytes=64 * GIB, gpu_bytes=(20 * GIB, 0, 20 * GIB))
+    kind = LlamaCppKind()
+    plan = kind.plan(settings, file, settings.asked(), budget, Corrections(tmp_path / "laya.db"))
+    assert [device.device for device in plan.devices] == ["cpu", "gpu0", "gpu2"]
+    started = kind.start(settings, file, plan, None)
+    started.check()
+    words = llamacpp.flags(started)
+    said = {flag: words[words.index(flag) + 1] for flag in ("--n-gpu-layers", "--tensor-split", "--split-mode")}
+    assert said == {"--n-gpu-layers": "17", "--tensor-split": "13,4", "--split-mode": "layer"}
+    assert llamacpp.environment(planned=plan.settings)["CUDA_VISIBLE_DEVICES"] == "0,2"
+    cpu_alone = msgspec.structs.replace(settings, engine_path=None, gpus=(), tensor_split=())
+    plan = kind.plan(cpu_alone, file, cpu_alone.asked(), budget, Corrections(tmp_path / "laya.db"))
+    assert [device.device for device in plan.devices] == ["cpu"]
