@@ -23,6 +23,7 @@ from laya.cli.output import print_json, print_table, shown
 from laya.config import Config, load_config
 from laya.config.check_routing import targets
 from laya.config.places import DATABASE
+from laya.config.pools import away_of, first_of
 from laya.errors import ConfigError, ModelNotPulled, NoServer
 from laya.gateway.heads import PRIORITY
 from laya.gateway.live_keys import LiveKeys
@@ -84,8 +85,8 @@ def explain(
     told = None if config_file else _ask_server(facts, asked, prompt)
     if told is None:
         facts = replace(facts, priority=granted(asked, _grant(config, key)))
-        rules = Rules(config.routing)
-        router = _idle_router(config, rules, rules.decide(facts).models)
+        rules = Rules(config.routing, away_of(config))
+        router = _idle_router(config, rules.decide(facts).models)
         told = tell(router, rules, facts, prefix_blocks=prefix_blocks(prompt))
     if as_json:
         print_json(msgspec.to_builtins(told))
@@ -106,14 +107,14 @@ def _ask_server(facts: RequestFacts, asked: Priority | None, prompt: str) -> Tol
         return None
 
 
-def _idle_router(config: Config, rules: Rules, asked: Sequence[str]) -> RequestRouter:
+def _idle_router(config: Config, asked: Sequence[str]) -> RequestRouter:
     """A router that knows the models of the configuration, and those that the request and the rules lead to.
 
     Raises ModelNotFound for a name that is none of a model.
     """
     router = RequestRouter()
     for name in dict.fromkeys((*config.models, *sorted(targets(config.routing)), *asked)):
-        if router.resolve(name) is not None or name in rules.pools:
+        if router.resolve(name) is not None or name in config.routing.pools:
             continue
         if name not in config.models:
             with suppress(ModelNotPulled):  # it can be pulled, so it is a model
@@ -124,7 +125,7 @@ def _idle_router(config: Config, rules: Rules, asked: Sequence[str]) -> RequestR
         for endpoint in endpoints:
             router.set_capacity(endpoint, model.max_num_seqs or 0, model.kv_pool_tokens or 0)
         router.set_model(model.id, endpoints, model.aliases, model.policy)
-    router.set_pools(rules.pools, config.for_model("").policy)
+    router.set_pools(first_of(config), config.for_model("").policy)
     return router
 
 
@@ -165,7 +166,8 @@ def _print(told: Told) -> None:
     if told.rule is None:
         console.print("rule      none takes it: the model that it names serves it")
     for at, explanation in enumerate(told.tried):
-        console.print(f"{'serves' if at == 0 else 'else':<9} {shown(explanation.model)}, policy {explanation.policy}")
+        then = "when full" if told.spills else "else"
+        console.print(f"{'serves' if at == 0 else then:<9} {shown(explanation.model)}, policy {explanation.policy}")
         print_table(console, _table(explanation))
         chosen = next((candidate for candidate in explanation.candidates if candidate.is_chosen), None)
         name = shown(chosen.name) if chosen else "none"

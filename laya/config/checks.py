@@ -15,6 +15,7 @@ from laya.config.check_programs import check_programs
 from laya.config.check_routing import check_routing
 from laya.config.document import Document, KeyPath, dotted
 from laya.config.peers import check_peers
+from laya.config.pools import check_spillover
 from laya.config.ray import address_fault
 from laya.config.schema import Config
 from laya.config.settings import KV_CACHE_DTYPES, VLLM_KV_CACHE_DTYPES, ModelSettings
@@ -59,6 +60,7 @@ def check_config(config: Config, document: Document) -> None:
     _check_ray(config, document)
     check_peers(config, document)
     check_routing(config, document)
+    check_spillover(config, document)
 
 
 def _check_pools(config: Config, document: Document) -> None:

@@ -46,6 +46,12 @@ class RouteRule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen
     fallbacks: Annotated[
         list[str], Meta(description="Models or pools to try in this order where `to` has no engine for the request.")
     ] = []
+    spillover: Annotated[
+        bool,
+        Meta(
+            description="true: a pool's models of other servers, then `fallbacks`, also serve while `to` has no room."
+        ),
+    ] = False
 
 
 class RoutingConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

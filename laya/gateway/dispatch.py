@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from laya.config.pools import away_of
 from laya.errors import EngineFailed, InvalidRequest, LayaError
 from laya.gateway.body import ParsedBody
 from laya.gateway.express import Express
@@ -52,7 +53,7 @@ class Dispatcher:
         self.keys = keys
         self.stats = stats
         self.outbox = Outbox()  # to clients
-        self.rules = Rules(fleet.config.routing)
+        self.rules = Rules(fleet.config.routing, away_of(fleet.config))
         self.crash_error: Callable[[str, str], LayaError] = broke_off  # (model, reason); the guard knows better
         self.streams = Pump(self.outbox)
         self.express = Express(self)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from laya.config.pools import away_of
 from laya.errors import InvalidRequest
 from laya.gateway.fields import whole_number
 from laya.gateway.heads import PRIORITY, priority_of
@@ -35,7 +36,7 @@ def explain_live(
     """
     if not query.get("model"):
         raise InvalidRequest(f"'model' is missing. This server has: {fleet.names_text()}.", param="model")
-    rules, prompt = Rules(fleet.config.routing), query.get("prompt", "")
+    rules, prompt = Rules(fleet.config.routing, away_of(fleet.config)), query.get("prompt", "")
     said = dict(_header(text) for text in headers)
     priority = query.get("priority", said.get(PRIORITY))
     facts = RequestFacts(

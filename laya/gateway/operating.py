@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from laya.config import Config
+from laya.config.pools import away_of
 from laya.errors import InvalidRequest
 from laya.gateway.desk import reply, switch
 from laya.gateway.engine_metrics import engine_metrics
@@ -84,7 +85,7 @@ class Operating:
 
     def _in_force(self, config: Config) -> None:
         gateway = self._gateway
-        gateway.dispatcher.rules = Rules(config.routing)
+        gateway.dispatcher.rules = Rules(config.routing, away_of(config))
         self.traces.apply()
         self._choose_lanes()
         gateway.limits.apply(config.server)

@@ -24,7 +24,7 @@ class Pools:
     def update(self) -> None:
         """An engine came or went, or a request waits for one; and a few times a second, since lines come and go."""
         fleet = self._fleet
-        spares, pools = fleet.spares, fleet.config.routing.pools
+        spares, pools = fleet.spares, fleet.pool_members
         if pools or spares:
             preferred = {name: fleet.peers.first(members) for name, members in spares.items()}
             fleet.router.prefer(preferred | {pool: self._first(members) for pool, members in pools.items()})

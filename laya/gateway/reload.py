@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laya.config import Config
+from laya.config.pools import first_of
 from laya.errors import ConfigError, LayaError, ServerStopping
 from laya.gateway import peers
 from laya.gateway.draining import DEADLINE_S, finish
@@ -230,7 +231,7 @@ def _check_names(roster: Roster, config: Config) -> None:
     if sum(config.for_model(model_id).replicas for model_id in ids) > router.table.max_endpoints:
         raise ConfigError(f"There can be {router.table.max_endpoints} engines at most; name fewer models or replicas.")
     router.set_models((model_id, (), roster.aliases(model_id)) for model_id in ids)
-    router.set_pools(config.routing.pools)
+    router.set_pools(first_of(config))
 
 
 def _in_words(report: Report) -> str:

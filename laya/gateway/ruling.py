@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from laya.errors import NotSupported
 from laya.gateway.endpoint import KINDS_OF
 from laya.gateway.queueing import priority_for
-from laya.routing.rules import RequestFacts, Rules
+from laya.routing.rules import Decision, RequestFacts, Rules
 from laya.routing.table import FLAG_STREAMING
 from laya.types import EndpointKind
 
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from laya.gateway.fleet import Fleet
 
 
-def names_by_rules(
-    rules: Rules, exchange: Exchange, parsed: ParsedBody, name: str, session: str | None
-) -> tuple[str, ...]:
-    """The models or pools that the rules give this request to, best first."""
+def by_rules(rules: Rules, exchange: Exchange, parsed: ParsedBody, name: str, session: str | None) -> Decision:
+    """Where the rules lead this request."""
     facts = RequestFacts(
         model=name,
         kind=exchange.kind,
@@ -37,20 +35,46 @@ def names_by_rules(
         session=session,
         identity=exchange.request_id.decode("latin-1"),
     )
-    return rules.decide(facts).models
+    return rules.decide(facts)
 
 
 def choose(dispatcher: Dispatcher, exchange: Exchange, parsed: ParsedBody, name: str, tokens: int) -> tuple[int, str]:
     """The endpoint that serves it, with the request on it, or below 0; and the model or pool that was asked last."""
     session, flags = exchange.header_session or parsed.session, FLAG_STREAMING if parsed.wants_stream else 0
     rules, router = dispatcher.rules, dispatcher.router
-    names = names_by_rules(rules, exchange, parsed, name, session) if rules else (name,)
-    for candidate in names:
+    if not rules:
+        blocks = parsed.prefix_blocks() if name in router.names_by_prompt else b""
+        return router.route(name, session, exchange.kind, flags, 0, tokens, parsed.n_seqs, blocks), name
+    decision = by_rules(rules, exchange, parsed, name, session)
+    full: tuple[int, str] | None = None  # the first one that may be chosen and has no room, with the request on it
+    for candidate in decision.models:
         blocks = parsed.prefix_blocks() if candidate in router.names_by_prompt else b""
         index = router.route(candidate, session, exchange.kind, flags, 0, tokens, parsed.n_seqs, blocks)
-        if index >= 0:
-            break
-    return index, candidate
+        if index < 0:
+            continue
+        endpoint = dispatcher.fleet.endpoints[index]
+        if not decision.spills or has_room(endpoint, parsed.n_seqs):
+            if full is not None:
+                _give_back(dispatcher, full[0], tokens, parsed.n_seqs)
+            return index, candidate
+        if full is None:
+            full = index, candidate
+        else:
+            _give_back(dispatcher, index, tokens, parsed.n_seqs)
+    return full or (index, candidate)
+
+
+def has_room(endpoint: Endpoint, n_seqs: int) -> bool:
+    """Whether it would be served at once; where it has to be loaded, whether nobody waits for that yet."""
+    if endpoint.queue or endpoint.held_back is not None:
+        return False
+    admission = endpoint.admission
+    return admission is None or admission.free_seqs - endpoint.n_counting >= n_seqs
+
+
+def _give_back(dispatcher: Dispatcher, index: int, tokens: int, n_seqs: int) -> None:
+    fleet = dispatcher.fleet
+    fleet.health.give_back(fleet.endpoints[index], n_seqs, tokens)
 
 
 def wrong_task(fleet: Fleet, endpoint: Endpoint, kind: EndpointKind) -> NotSupported:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from laya.config import Config, ResolvedModel
+from laya.config.pools import first_of
 from laya.engines.supervisor import Supervisor
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.metering import Metered
@@ -31,7 +32,8 @@ class Shelf:
     ) -> None:
         self.config = config
         self.router = router
-        router.set_pools(config.routing.pools, config.for_model("").policy)
+        self.pool_members = first_of(config)  # of each pool of the configuration, whom a request that names it gets
+        router.set_pools(self.pool_members, config.for_model("").policy)
         self.stats = stats
         self.supervisor = supervisor
         self.lane = lane_of(router)
@@ -46,11 +48,11 @@ class Shelf:
 
     @property
     def members(self) -> dict[str, Sequence[str]]:
-        """The models of each pool."""
+        """The models of each pool, as a request that names it gets them."""
         spares: dict[str, Sequence[str]] = {
             name: ids for name, ids in self.spares.items() if self.roster.id_of(name) is None
         }
-        return spares | dict(self.config.routing.pools)
+        return spares | dict(self.pool_members)
 
     def set_spares(self, spares: dict[str, tuple[str, ...]]) -> None:
         """These names stand for these models, as far as nothing else is called so; the best one first."""
@@ -135,7 +137,8 @@ class Shelf:
         for model_id in served:
             self._restock(model_id)
         self._publish(set(served))
-        self.router.set_pools(self.config.routing.pools, self.config.for_model("").policy)
+        self.pool_members = first_of(self.config)
+        self.router.set_pools(self.pool_members, self.config.for_model("").policy)
 
     def _restock(self, model_id: str) -> None:
         """One model's endpoints follow its settings: as many as it has replicas."""

@@ -13,6 +13,7 @@ import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from laya.config.check_routing import AUTO, as_list
 from laya.config.routing import RouteRule, RoutingConfig
@@ -43,10 +44,14 @@ class RequestFacts:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
-    """The models or pools to try, best first, and the rule that said so; None: the request's own model."""
+    """The models or pools to try, best first, and the rule that said so; None: the request's own model.
+
+    spills: the first one that has room serves; else the first one that may be chosen does.
+    """
 
     models: tuple[str, ...]
     rule: str | None = None
+    spills: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,12 +65,12 @@ class Verdict:
 class Rules:
     """The compiled `routing` section.
 
-    pools: name -> models. header_names: in lower case, all that a caller has to put into the facts.
+    header_names: in lower case, all that a caller has to put into the facts. away: by pool, its models of other
+    servers, which rules that spill over lead to after the pool.
     """
 
-    def __init__(self, routing: RoutingConfig) -> None:
-        self.pools: Mapping[str, tuple[str, ...]] = {name: tuple(models) for name, models in routing.pools.items()}
-        self._rules = tuple(_Rule(rule, index) for index, rule in enumerate(routing.rules))
+    def __init__(self, routing: RoutingConfig, away: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+        self._rules = tuple(_Rule(rule, index, away) for index, rule in enumerate(routing.rules))
         self.header_names = frozenset(name.lower() for rule in routing.rules for name in rule.headers)
         self._rules_of_short = functools.lru_cache(maxsize=_MOST_NAMES_KEPT)(self._find_rules_of)
 
@@ -103,7 +108,7 @@ class Rules:
 
 
 class _Rule:
-    def __init__(self, rule: RouteRule, index: int) -> None:
+    def __init__(self, rule: RouteRule, index: int, away: Mapping[str, Sequence[str]]) -> None:
         self.name = rule.name or f"rule {index + 1}"
         self._models = _pattern(as_list(rule.model)) if rule.model else None
         self._headers = tuple(
@@ -124,7 +129,8 @@ class _Rule:
         self._shares = rule.split or {rule.to: 100}
         self._bounds = tuple(itertools.accumulate(self._shares.values()))
         self._decisions = tuple(
-            Decision(tuple(dict.fromkeys((target, *rule.fallbacks))), self.name) for target in self._shares
+            Decision(_tried((target, *rule.fallbacks), away if rule.spillover else {}), self.name, rule.spillover)
+            for target in self._shares
         )
 
     def misses_model(self, model: str) -> str:
@@ -153,6 +159,10 @@ class _Rule:
             return self._decisions[0]
         drawn = hash_name(f"{self.name}\0{facts.session or facts.identity}") % 100
         return next(decision for decision, bound in zip(self._decisions, self._bounds, strict=True) if drawn < bound)
+
+
+def _tried(names: Sequence[str], away: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each for name in names for each in (name, *away.get(name, ()))))
 
 
 def _pattern(texts: Sequence[str]) -> re.Pattern[str]:

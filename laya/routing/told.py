@@ -20,6 +20,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...]  # or pools, best first
     tried: tuple[Explanation, ...]  # one for each of them that there is
     is_live: bool  # of a running server as it is now
+    spills: bool = False  # the first of them that has room serves
 
 
 def tell(
@@ -37,4 +38,5 @@ def tell(
         models=decision.models,
         tried=tuple(explanation for explanation in found if explanation is not None),
         is_live=is_live,
+        spills=decision.spills,
     )

@@ -36,10 +36,11 @@ models:
   unnamed: {{engine: remote, url: {one}, key_file: {key}}}
   keyless: {{engine: remote, url: {one}, key_env: LAYA_TEST_NO_SUCH_KEY}}
   local: {{engine: command, cmd: "{python} {program} --port ${{PORT}} --model ${{MODEL}} --seconds-a-word 0.2",
-          memory: 96MiB, max_num_seqs: 1}}
+          memory: 96MiB, max_num_seqs: 1, queue_size: 1}}
 routing:
   pools: {{mixed: [local, safe]}}
   rules:
+    - {{model: spilling, to: mixed, spillover: true}}
     - {{model: first-here, to: away, fallbacks: [safe]}}
 """
 FAILING = "  fails-{mode}: {{engine: remote, url: {one}, model: their-model, key_file: {key}, progress_timeout_s: 2}}\n"
@@ -348,12 +349,30 @@ def test_rule_lets_a_remote_stand_in(client: openai.OpenAI) -> None:
     assert client.chat.completions.create(model="first-here", messages=USER).model == "safe"
 
 
-def test_pool_mixes_what_is_here_and_what_is_not(client: openai.OpenAI) -> None:
+def outcomes_of_four(client: openai.OpenAI, model: str) -> list[str]:
+    """Asked at once: the models that answered, and the codes of refusals."""
+
+    def ask(_: int) -> str:
+        try:
+            return client.chat.completions.create(model=model, messages=USER).model
+        except openai.APIStatusError as error:
+            return str(error.code)
+
+    with ThreadPoolExecutor(4) as four:
+        return sorted(four.map(ask, range(4)))
+
+
+def test_pool_goes_to_another_server_only_where_a_rule_says_so(others: Others, client: openai.OpenAI) -> None:
     for model in ("local", "safe"):
         client.chat.completions.create(model=model, messages=USER)
-    with ThreadPoolExecutor(4) as four:
-        asked = [four.submit(client.chat.completions.create, model="mixed", messages=USER) for _ in range(4)]
-        assert {each.result().model for each in asked} == {"local", "safe"}
+    others.renew()
+    assert outcomes_of_four(client, "mixed") == ["local", "local", "queue_full", "queue_full"]
+    assert not others.tls.bodies
+    assert outcomes_of_four(client, "spilling") == ["local", "safe", "safe", "safe"]
+    assert client.chat.completions.create(model="spilling", messages=USER).model == "local"
+    with plain(others.serving) as http:
+        told = http.get("/admin/route/explain", params={"model": "spilling"}).json()
+    assert (told["models"], told["spills"]) == (["mixed", "safe"], True)
 
 
 def test_loop_is_refused(client: openai.OpenAI) -> None:
