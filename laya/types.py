@@ -191,11 +191,12 @@ class GpuLayers(msgspec.Struct, frozen=True, kw_only=True):
     planned: int
     loaded: int  # as the engine itself tells
     total: int | None = None  # that the model has; None: the engine did not tell
+    why_none: str | None = None  # why none could be planned, though the engine is built for a GPU
 
     @property
     def is_short(self) -> bool:
         """Whether the CPU computes what a GPU was to compute."""
-        return self.loaded < self.planned
+        return self.loaded < self.planned or self.why_none is not None
 
 
 class EngineAddress(msgspec.Struct, frozen=True, kw_only=True):

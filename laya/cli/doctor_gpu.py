@@ -56,6 +56,9 @@ def gpu(
 ) -> Finding:
     """The cards, and whether they are of use. build: of llama.cpp, the one that is used."""
     cards = ", ".join(_nvidia_cards(root, ask_nvidia) + _amd_cards(root))
+    if not cards and isinstance(build, Build) and build.kind != "cpu":
+        seen = f"no GPU is found, and the engine in use is built for {build.hardware}"
+        return must_fix("gpu", seen, "nvidia-smi   # what the driver says; without a card: laya engines use bundled")
     if not cards:
         is_small = any(vendor in (_AMD, _INTEL) for _, vendor in _drm_devices(root))
         what = "the processor's own graphics only" if is_small else "no GPU"

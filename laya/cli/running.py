@@ -90,8 +90,8 @@ def _gpu_of(layers: dict[str, Any] | None) -> str:
     """`33/33`: layers on GPUs, of all; in red where more were planned there."""
     if layers is None:
         return "-"
-    words = f"{layers['loaded']}/{layers['total'] or layers['planned']}"
-    return f"[red]{words}[/]" if layers["loaded"] < layers["planned"] else words
+    words = f"{layers['loaded']}/{layers['total'] or layers['planned']}" if layers["planned"] else "none"
+    return f"[red]{words}[/]" if layers["loaded"] < layers["planned"] or layers["why_none"] else words
 
 
 def _nodes_of(model: dict[str, Any]) -> str:

@@ -67,7 +67,8 @@ class LlamaCppLauncher(Launcher):
     async def gpu_layers(self, log: EngineLog) -> GpuLayers | None:
         planned = self._settings.planned.gpu_layers
         if not planned:
-            return None
+            why_none = self._settings.why_no_gpu
+            return GpuLayers(planned=0, loaded=0, why_none=why_none) if why_none is not None else None
         for _ in range(TOLD_LOOKS):  # it was said before the first answer, but the log is another pipe
             if has_told(log.run_lines()):
                 break

@@ -38,6 +38,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     engine_path: Path | None = None  # the user's own llama-server instead of the built-in engine
     host: str = LOOPBACK  # where it listens
     packages: Path | None = None  # where the built-in engine's build is; None: in Laya's own environment
+    why_no_gpu: str | None = None  # why no layer was planned for a GPU, though the build is for one
     threads_file: str | None = None  # where the child reads how many threads it may use now; None: as planned
     ceiling_bytes: int | None = None  # the most it may hold, its mapped file included; None: not limited
     load_timeout_s: float = LOAD_TIMEOUT_S  # from spawn to the first generated token

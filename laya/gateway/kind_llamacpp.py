@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from laya.config import ResolvedModel
-from laya.engines.builds import packages_for
+from laya.engines.builds import packages_for, used
 from laya.engines.gpu_build import why_no_gpu
 from laya.engines.settings import EngineSettings, Pooling
 from laya.errors import NotSupported
@@ -62,6 +62,7 @@ class LlamaCppKind:
             chat_template=settings.chat_template or file.chat_template,
             engine_path=settings.engine_path,
             packages=packages_for(settings.engine_path, home_path()),
+            why_no_gpu=why_on_cpu(settings, plan),
             ceiling_bytes=ceiling_bytes(plan, settings.memory_limit_bytes),
             threads_file=threads_file,
             load_timeout_s=settings.load_timeout_s,
@@ -78,6 +79,16 @@ class LlamaCppKind:
         was_killed: bool,
     ) -> None:
         learned.learn(settings, file.path, plan, peak_bytes, was_killed=was_killed)
+
+
+def why_on_cpu(settings: ResolvedModel, plan: Plan) -> str | None:
+    """Why all of it is computed by the CPU, where a build for a GPU was chosen and nobody asked for the CPU."""
+    if plan.settings.gpu_layers or settings.engine_path is not None or settings.gpu_layers == 0:
+        return None
+    build = used(home_path())
+    if build.kind == "cpu":
+        return None
+    return plan.reasons.get("gpu_layers") or why_no_gpu(None, build.folder) or "no GPU was found"
 
 
 def check_servable(file: ModelFile) -> None:

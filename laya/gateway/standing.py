@@ -45,6 +45,9 @@ def standing(model_id: str, engines: list[ModelStatus]) -> ModelStatus:
 
 def fallen_words(layers: GpuLayers) -> str:
     """What is wrong with an engine whose layers are not where they were planned."""
+    if layers.why_none is not None:
+        why = layers.why_none
+        return f"No layer is on a GPU, though the engine is built for one: {why}. The CPU computes everything."
     if not layers.loaded:
         return (
             f"None of the {layers.planned} layers planned for a GPU is on one: the CPU computes everything. "

@@ -60,8 +60,9 @@ export class Models {
     const loading = `loading${percent == null ? "" : ` ${percent} %`}, ${span(model.since_s)}`;
     write(state, model.state === "loading" ? loading : model.state);
     const onGpu = model.gpu_layers;
-    layers.className = `layers${onGpu && onGpu.loaded < onGpu.planned ? " fallen" : ""}`;
-    write(layers, onGpu ? `GPU ${onGpu.loaded}/${onGpu.total ?? onGpu.planned} layers` : "");
+    const isFallen = onGpu && (onGpu.loaded < onGpu.planned || onGpu.why_none);
+    layers.className = `layers${isFallen ? " fallen" : ""}`;
+    write(layers, onGpu ? `GPU ${onGpu.why_none ? "no" : `${onGpu.loaded}/${onGpu.total ?? onGpu.planned}`} layers` : "");
     const [action, words] = ACTIONS[model.state] ?? [null, model.state];
     const isWaiting = this.asked.get(model.id) === action;
     button.dataset.action = action ?? "";

@@ -373,6 +373,8 @@ def test_gpu_that_nvidia_smi_lists_is_idle(tree: Tree) -> None:
     record.write_bytes(msgspec.json.encode(msgspec.structs.replace(CUDA_BUILD, folder=None)))
     assert look_at_it(here).fix == f"laya engines use {CUDA_BUILD.name}"
     assert look_at_it(here, CUDA_BUILD) == ok("gpu", f"{seen}; the engine is built for CUDA 12.8")
+    gone = gpu(tree.root, Config(), lambda: "", home=tree.root, build=CUDA_BUILD)
+    assert (gone.level, gone.seen) == ("FIX", "no GPU is found, and the engine in use is built for CUDA 12.8")
 
 
 def test_gpu_is_not_idle_where_the_engine_is_the_users_own(tree: Tree) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_wheels import A_GPU, NAMES_DEVICES, NO_GPU, index, list_wheels, write_wheel
+from engine_wheels import A_GPU, NAMES_DEVICES, NO_GPU, index, list_wheels, repack, write_wheel
 
 from laya.cli.main import main
 from laya.engines import builds
 from laya.engines.hardware import Hardware, NvidiaCard
+from tests.conftest import RunningServer
 
 HERE = Hardware(
     machine="x86_64",
@@ -124,3 +125,25 @@ def test_programs_of_ones_own_and_a_choice_that_is_gone_are_listed(laya: Laya, h
     rows: dict[str, Any] = {row["build"]: row for row in json.loads(out)["engines"]}
     assert rows[BUILD]["is_used"] and rows[BUILD]["note"] == "chosen, and gone: no model loads until another is used"
     assert rows[str(program)]["note"] == "engine_path of models.a, models.b"
+
+
+@pytest.mark.engine
+def test_model_that_a_gpu_build_runs_without_a_gpu_is_degraded(
+    laya: Laya, home: Path, tmp_path: Path, laya_home: Path
+) -> None:
+    """The real engine under the name of a build for a card: as after an update that took the driver away."""
+    home.mkdir()
+    (home / "models").symlink_to(laya_home / "models")
+    wheel = repack(tmp_path)
+    code, _, err = laya("install", "cuda", "--wheel", str(wheel), "--no-check", "--toolkit", "12.8")
+    assert code == 0, err
+    server = RunningServer(home, ("smollm2", "--max-seq-len", "256", "--max-num-seqs", "1"), tmp_path)
+    try:
+        server.wait_ready()
+        model = next(each for each in server.state()["models"] if each["state"] != "unloaded")
+        assert model["state"] == "degraded"
+        assert "No layer is on a GPU, though the engine is built for one: " in model["error"]
+        said = "".join(server.said)
+        assert "engine    llama.cpp (xllamacpp" in said and ", CUDA 12.8;" in said
+    finally:
+        assert server.stop() == 0

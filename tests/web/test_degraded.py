@@ -57,7 +57,12 @@ def test_state_metrics_and_the_servers_own_words_say_degraded(server: RunningSer
         "half": "degraded",
         "whole": "ready",
     }
-    assert models["fallen"]["gpu_layers"] == {"planned": 31, "loaded": 0, "total": 33}
+    assert models["fallen"]["gpu_layers"] == {
+        "planned": 31,
+        "loaded": 0,
+        "total": 33,
+        "why_none": None,
+    }
     metrics = httpx.get(f"{server.url}/metrics").text
     for line in (
         'laya_model_state{model="fallen",state="degraded"} 1.0',
