@@ -50,12 +50,13 @@ class SeenRemains:
     """What was seen below a process, now and before."""
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
+        self._engine = psutil.Process(pid)  # not reaped yet
         self._seen: set[psutil.Process] = set()  # each knows when it began, so a later one with its id is not meant
 
     def look(self) -> None:
-        for pid in {self._pid, *(process.pid for process in self._alive())}:
-            for each in family(pid)[1:]:
+        engine = [self._engine] if self._engine.is_running() else []  # its id may be another's once it is reaped
+        for process in (*engine, *self._alive()):
+            for each in family(process.pid)[1:]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._seen.add(psutil.Process(each))
 

@@ -22,6 +22,7 @@ CONFIG = """
 policy: round_robin
 models:
   safe: {{engine: remote, url: {tls}, model: their-model, key_file: {key}, ca_file: {cert}}}
+  safe-hangs: {{engine: remote, url: {tls}, model: their-model, key_file: {key}, ca_file: {cert}, progress_timeout_s: 2}}
   distrusted: {{engine: remote, url: {tls}, model: their-model, key_file: {key}}}
   plain: {{engine: remote, url: {one}, model: their-model, key_file: {key}, headers: {{x-team: blue}},
           progress_timeout_s: 2}}
@@ -138,6 +139,15 @@ def test_whole_and_streamed_through_tls_with_names_both_ways(others: Others, cli
     events = list(client.chat.completions.create(model="safe", messages=USER, stream=True))
     assert "".join(event.choices[0].delta.content or "" for event in events) == "from afar"
     assert {event.model for event in events} == {"safe"}
+
+
+def test_silence_is_heard_through_tls_too(others: Others, client: openai.OpenAI) -> None:
+    others.tls.mode = "hang"
+    with pytest.raises(openai.APIStatusError, match=r"has said nothing to a request for \d+ s"):
+        client.chat.completions.create(model="safe-hangs", messages=USER)
+    others.tls.mode = "stall"
+    with pytest.raises(openai.APIError, match=r"has said nothing to a request for \d+ s"):
+        list(client.chat.completions.create(model="safe-hangs", messages=USER, stream=True))
 
 
 def test_certificate_that_nobody_signed_is_refused(client: openai.OpenAI) -> None:
