@@ -27,6 +27,7 @@ from laya.errors import EngineFailed
 logger = logging.getLogger(__name__)
 
 DRIVER = "laya.gateway.ray_driver"
+KNOCK_S = 5.0
 CONNECT_S = 30.0
 LINE_BYTES = 2**24
 CLOSE_S = 5.0  # for the driver to leave the cluster in order
@@ -59,6 +60,7 @@ class Cluster:
                 return
             if importlib.util.find_spec("ray") is None:
                 raise EngineFailed(WITHOUT_RAY, param="ray.address")
+            await self._knock()
             loop = asyncio.get_running_loop()
             self._connected, self._nodes_known = loop.create_future(), asyncio.Event()
             self._process = await asyncio.create_subprocess_exec(
@@ -80,7 +82,25 @@ class Cluster:
                 fault = f"no answer within {CONNECT_S:g} s"
             if fault is not None:
                 await self.close()
-                raise EngineFailed(f"The Ray cluster at {self.address} cannot be joined: {fault}", param="ray.address")
+                raise self._not_joined(fault)
+
+    async def _knock(self) -> None:
+        """Raise at once where nothing listens: Ray itself would try for a long time."""
+        host, _, port = self.address.rpartition(":")
+        if not host:
+            return  # auto
+        try:
+            connecting = asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.wait_for(connecting, KNOCK_S)
+        except asyncio.TimeoutError:
+            raise self._not_joined(f"no connection within {KNOCK_S:g} s") from None
+        except OSError as error:
+            raise self._not_joined(error.strerror or str(error)) from None
+        writer.close()
+
+    def _not_joined(self, fault: str) -> EngineFailed:
+        words = f"The Ray cluster at {self.address} cannot be joined: {fault}"
+        return EngineFailed(words, param="ray.address", retry_after_s=1.0)
 
     async def survey(
         self, files: Iterable[WantedFile], *, avoid: Collection[str] = (), others_wait_s: float

@@ -103,7 +103,7 @@ class Placing:
             return PlacedSettings(node=spot.node, engine=settings), plan
 
     def avoid(self, node: str) -> None:
-        """An engine was lost there: for a while it gets none as long as there are others."""
+        """An engine was lost there: for a while it gets none as long as another will do."""
         self._avoided_until_s[node] = time.monotonic() + AVOID_S
 
     def budget(self) -> Budget:
@@ -139,7 +139,7 @@ class Placing:
                             await self._evict(idle, endpoint.name)
                     break
             else:
-                if found.faults and not is_patient:  # one that was slow to answer may have the room
+                if found.faults and not is_patient:  # one that was slow, or left aside, may have the room
                     is_patient = True
                     continue
                 for spot in spots:
@@ -151,9 +151,10 @@ class Placing:
     async def _spots(self, endpoint: Endpoint, file: ModelFile, *, is_patient: bool) -> Spots:
         cluster, ledger = self._others.cluster, self._others.loading.ledger
         assert cluster is not None
-        wait_s = SURVEY_S if is_patient else OTHERS_S
         surveys = await cluster.survey(
-            _files_of(endpoint, file).values(), avoid=self._avoided(cluster), others_wait_s=wait_s
+            _files_of(endpoint, file).values(),
+            avoid=() if is_patient else self._avoided(cluster),
+            others_wait_s=SURVEY_S if is_patient else OTHERS_S,
         )
         held = {account(node.name): ledger.held(account(node.name)) for node in cluster.nodes}
         found = Spots([], {}, {})
@@ -173,10 +174,9 @@ class Placing:
         return found
 
     def _avoided(self, cluster: Cluster) -> set[str]:
-        """The ids of nodes that are left aside now; none where that would be all."""
+        """The ids of nodes that are left aside now, as long as another will do."""
         now_s = time.monotonic()
-        avoided = {node.id for node in cluster.nodes if self._avoided_until_s.get(node.name, 0.0) > now_s}
-        return avoided if len(avoided) < len(cluster.nodes) else set()
+        return {node.id for node in cluster.nodes if self._avoided_until_s.get(node.name, 0.0) > now_s}
 
     def _budget(self, node: Node, survey: NodeSurvey) -> Budget:
         """What engines of this gateway may have on it: its memory resource, and never more than is safe there."""

@@ -86,7 +86,7 @@ class Driver:
                 ray.cancel(reference, force=True)
                 raise
             except ray.exceptions.RayError as error:
-                return {"error": str(error).strip().splitlines()[-1]}
+                return {"error": _why_not(error)}
 
         asking = {node.id: asyncio.ensure_future(ask(node)) for node in self._nodes if node.id not in avoid}
         if asking:
@@ -200,6 +200,12 @@ def _only(node_id: str) -> Any:
 
 async def _result(reference: Any) -> Any:
     return await reference
+
+
+def _why_not(error: Exception) -> str:
+    """Why a node does not answer a question, in words."""
+    words = str(error).strip().splitlines()[-1]
+    return "Laya is not installed there" if "No module named 'laya'" in words else words
 
 
 def _why_lost(error: Exception) -> str:

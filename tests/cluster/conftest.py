@@ -17,6 +17,7 @@ NODES_MIB = {"n0": 340, "n1": 820, "n2": 860}
 CONFIG = """
 version: 1
 n_threads: 1
+kv_cache_dtype: f16
 server: {waiting_note_s: 0}
 models:
   wide: {source: smollm2, max_num_seqs: 2, max_seq_len: 4096}

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from laya.types import MIB
@@ -87,12 +88,12 @@ def test_a_killed_node(placed: Any, nodes: Nodes) -> None:
 
     def whole(name: str) -> None:
         heard[name] = None
-        body = {"model": "wide", "messages": user("Count to 1000"), "max_tokens": 40, "ignore_eos": True}
+        body = {"model": "wide", "messages": user("Count to 1000"), "max_tokens": 24, "ignore_eos": True}
         with plain(placed) as client:
             heard[name] = client.post("/v1/chat/completions", json=body)
 
     jobs = [
-        threading.Thread(target=stream, args=("elsewhere", "short", 120)),
+        threading.Thread(target=stream, args=("elsewhere", "short", 80)),
         threading.Thread(target=stream, args=("broken", "wide", 2000)),
         threading.Thread(target=whole, args=("unsent",)),
         threading.Thread(target=whole, args=("queued",)),  # behind the two that run
@@ -119,7 +120,7 @@ def test_a_killed_node(placed: Any, nodes: Nodes) -> None:
     for name in ("unsent", "queued"):
         assert isinstance(heard[name], httpx.Response), name
         assert heard[name].status_code == 200, heard[name].text
-        assert heard[name].json()["usage"]["completion_tokens"] == 40
+        assert heard[name].json()["usage"]["completion_tokens"] == 24
 
 
 def test_idle_models_leave_the_node_that_another_needs(placed: Any) -> None:
@@ -128,3 +129,21 @@ def test_idle_models_leave_the_node_that_another_needs(placed: Any) -> None:
     with plain(placed) as client:
         assert client.post("/admin/models/broad/unload").json()["state"] == "unloaded"
     assert "broad" not in placed.state()["ledger"]["node/n1"]["owners"]
+
+
+def test_server_outlives_what_speaks_to_ray(placed: Any) -> None:
+    """As when the cluster's head is gone: its engines end, and are placed again as soon as it can be reached."""
+    assert ask(placed, "short")
+    engine = node_engine("short")
+    driver = next(each for each in psutil.Process(placed.pid).children() if "ray_driver" in " ".join(each.cmdline()))
+    driver.kill()
+    engine.wait(10)
+    assert ask(placed, "short")
+    assert node_engine("short").pid != engine.pid
+
+
+def node_engine(model: str) -> psutil.Process:
+    """The process of its engine, which is no child of the server."""
+    ours = [each for each in psutil.process_iter(["cmdline"]) if "laya.engines.llamacpp_child" in each.info["cmdline"]]
+    (found,) = [each for each in ours if each.info["cmdline"][-1] == model and each.parent().name().startswith("ray::")]
+    return found

@@ -1,0 +1,62 @@
+"""What is said of a cluster that cannot be joined, and of files that a node lacks. Ray is not loaded unasked."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from laya.config import load_config
+from laya.config.ray import address_fault
+from laya.engines.cluster import Cluster
+from laya.errors import ConfigError, EngineFailed, LayaError
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("ray://10.0.0.1:10001", "start Ray here"),
+        ("10.0.0.1", "such as 10.0.0.1:6379, or auto, got '10.0.0.1'"),
+        ("10.0.0.1:6379:1", "expected HOST:PORT"),
+    ],
+)
+def test_what_is_no_address_is_refused(address: str, words: str, tmp_path: Path) -> None:
+    assert words in (address_fault(address) or "")
+    (tmp_path / "config.yaml").write_text(f"version: 1\nray: {{address: '{address}'}}\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml:2: ray\.address: "):
+        load_config(tmp_path / "config.yaml", {})
+
+
+@pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "head.lan:6379", "[fd00::1]:6379"])
+def test_addresses(address: str) -> None:
+    assert address_fault(address) is None
+
+
+def test_nothing_listens_there() -> None:
+    with pytest.raises(EngineFailed, match="cannot be joined: "):
+        asyncio.run(Cluster("127.0.0.1:1").connect())
+
+
+def test_ray_is_not_loaded_unasked() -> None:
+    code = "import sys, laya.cli.main, laya.gateway.server; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_file_of_a_model_is_found_on_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from laya.gateway.ray_actor import find
+
+    monkeypatch.setenv("LAYA_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    here, there = tmp_path / "here" / "m.gguf", tmp_path / "models" / "m.gguf"
+    there.parent.mkdir()
+    there.write_bytes(b"GGUF")
+    assert find(here, 4, "m").samefile(there)  # by its name, in the node's own models
+    with pytest.raises(LayaError, match=r"m.gguf has 4 bytes there and 5 here"):
+        find(here, 5, "m")
+    with pytest.raises(LayaError, match="is not there"):
+        find(here, 4, None)
+    with pytest.raises(LayaError):
+        find(here, 4, "another")
