@@ -24,7 +24,7 @@ def gpus_here(config: Config, engine_path: Path | None) -> tuple[tuple[int, ...]
     """What an engine may use of each card, by its number, and why it may use none."""
     cards = _meter().read()
     packages = packages_for(engine_path, home_path())
-    why_not = why_no_gpu(engine_path, packages) if cards else _meter().why_none
+    why_not = why_no_gpu(engine_path, packages, len(cards)) if cards else _meter().why_none
     if why_not is not None:
         return (), why_not
     free = {card.index: usable_bytes(card, 0, config.memory.gpu) for card in cards}

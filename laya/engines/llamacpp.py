@@ -80,7 +80,7 @@ def _served_params(settings: EngineSettings, api_key: str) -> dict[str, Any]:
 def _planned_params(settings: EngineSettings) -> dict[str, Any]:
     """What the plan counted, and nothing that grows beside it."""
     planned = settings.planned
-    on_gpus = layers_on_gpus(planned)
+    on_gpus = layers_on_gpus(settings)
     return {
         "n_ctx": settings.context_tokens,
         "n_parallel": planned.max_num_seqs,
@@ -188,7 +188,7 @@ def _task_flags(settings: EngineSettings) -> list[str]:
 
 def _extra_flags(settings: EngineSettings) -> dict[str, Any]:
     extra: dict[str, Any] = {}
-    on_gpus = layers_on_gpus(settings.planned)
+    on_gpus = layers_on_gpus(settings)
     if len(on_gpus) > 1:
         extra["--tensor-split"] = ",".join(map(str, on_gpus))
     if settings.planned.experts_on_cpu:
@@ -215,12 +215,14 @@ def _flag(name: str, value: Any) -> list[str]:
     return [long, str(value)]
 
 
-def layers_on_gpus(planned: PlannedSettings) -> list[int]:
-    """Layers on each GPU that the engine sees: those that were planned to have some.
+def layers_on_gpus(settings: EngineSettings) -> list[int]:
+    """Layers on each GPU that the engine sees: those that were planned to have some, or all.
 
     Builds differ in whether layers for multi-token prediction count; the last GPU's share is right for both.
     """
-    counts = [planned.tensor_split[number] for number in planned.gpus]
+    planned = settings.planned
+    numbers = planned.gpus and (range(planned.gpus[-1] + 1) if settings.sees_all_gpus else planned.gpus)
+    counts = [planned.tensor_split[number] for number in numbers]
     return [*counts[:-1], counts[-1] + planned.mtp_layers] if counts else []
 
 
@@ -248,7 +250,9 @@ def environment(
         kept.setdefault("MALLOC_MMAP_THRESHOLD_", MAPPED_BYTES)
     if planned is not None and planned.tensor_split:
         kept["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # numbers as NVML has them
-        kept["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, planned.gpus))
+        kept["CUDA_VISIBLE_DEVICES"] = kept["HIP_VISIBLE_DEVICES"] = ",".join(map(str, planned.gpus))
+        if not planned.gpus:
+            kept["GGML_VK_VISIBLE_DEVICES"] = ""  # Vulkan's numbers are others
     return kept if api_key is None else kept | {"LLAMA_API_KEY": api_key}
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MEASURED_BACK_S = 2.0  # a driver has the memory of a process back a little after its end
 MEASURED_BACK_SHARE = 0.9  # of it: other programs take and give meanwhile
 LOOK_EVERY_S = 0.05
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 class Cards:
@@ -106,9 +107,9 @@ def usable_bytes(card: GpuMemory, own_bytes: int, limits: Mapping[str, int]) -> 
 
 
 def is_visible(number: int) -> bool:
-    """Whether who started Laya left this card to it (CUDA_VISIBLE_DEVICES)."""
-    said = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return said is None or str(number) in (word.strip() for word in said.split(","))
+    """Whether who started Laya left this card to it."""
+    said = [os.environ[name] for name in VISIBLE if name in os.environ]
+    return all(str(number) in (word.strip() for word in each.split(",")) for each in said)
 
 
 def share_on_gpus(plan: Plan) -> tuple[bool, int, int]:

@@ -8,7 +8,7 @@ import msgspec
 
 from laya.config import ResolvedModel
 from laya.engines.builds import packages_for, used
-from laya.engines.gpu_build import why_no_gpu
+from laya.engines.gpu_build import VULKAN, gpu_build, why_no_gpu
 from laya.engines.settings import EngineSettings, Pooling
 from laya.errors import NotSupported
 from laya.gateway.corrections import Corrections
@@ -33,7 +33,8 @@ class LlamaCppKind:
         self, settings: ResolvedModel, file: ModelFile, asked: AskedSettings, budget: Budget, learned: Corrections
     ) -> Plan:
         packages = packages_for(settings.engine_path, home_path())
-        why_not = why_no_gpu(settings.engine_path, packages) if any(budget.gpu_bytes) else None
+        n_cards = len(budget.gpu_bytes)
+        why_not = why_no_gpu(settings.engine_path, packages, n_cards) if any(budget.gpu_bytes) else None
         if why_not is not None:
             budget = msgspec.structs.replace(budget, gpu_bytes=(), why_no_gpu=why_not)
         return plan_file(
@@ -49,6 +50,8 @@ class LlamaCppKind:
     def start(
         self, settings: ResolvedModel, file: ModelFile, plan: Plan, threads_file: str | None, *, name: str = ""
     ) -> EngineSettings:
+        packages = packages_for(settings.engine_path, home_path())
+        on_gpus = bool(plan.settings.gpus)
         return EngineSettings(
             model_id=file.id,
             name=name,
@@ -61,7 +64,8 @@ class LlamaCppKind:
             pooling=pooling_of(settings, file),
             chat_template=settings.chat_template or file.chat_template,
             engine_path=settings.engine_path,
-            packages=packages_for(settings.engine_path, home_path()),
+            packages=packages,
+            sees_all_gpus=on_gpus and gpu_build(settings.engine_path, packages).kind == VULKAN,
             why_no_gpu=why_on_cpu(settings, plan),
             ceiling_bytes=ceiling_bytes(plan, settings.memory_limit_bytes),
             threads_file=threads_file,

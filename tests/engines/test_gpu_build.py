@@ -10,6 +10,7 @@ import pytest
 from laya.engines.gpu_build import why_no_gpu
 
 CUDA = "Available devices:\n  CUDA0: NVIDIA GeForce RTX 4090 (24217 MiB, 23850 MiB free)\n"
+RADV = "Available devices:\n  Vulkan0: AMD Radeon (RADV) (16384 MiB, 16000 MiB free)\n"
 
 
 @pytest.fixture
@@ -31,11 +32,14 @@ def make_server(tmp_path: Path) -> Callable[[str], Path]:
         (CUDA, None),
         ("ggml_cuda_init: found 1 CUDA devices\n" + CUDA + "  Vulkan0: NVIDIA (24564 MiB, 23850 MiB free)\n", None),
         ("Available devices:\n", "is a build for CPUs"),
-        ("Available devices:\n  Vulkan0: AMD Radeon (RADV) (16384 MiB, 16000 MiB free)\n", "is a build for Vulkan"),
+        ("Available devices:\n  ROCm0: AMD Radeon RX 7900 XTX (24560 MiB, 24000 MiB free)\n", None),
+        (RADV, None),
+        (RADV + "  Vulkan1: AMD Radeon (RADV) (512 MiB, 500 MiB free)\n", "sees 2 GPUs by Vulkan, and the memory of 1"),
+        ("Available devices:\n  SYCL0: Intel Arc (16384 MiB, 16000 MiB free)\n", "is a build for SYCL"),
     ],
 )
 def test_a_build_is_known_by_the_devices_it_lists(make_server: Callable[[str], Path], listed: str, words: str) -> None:
-    told = why_no_gpu(make_server(listed))
+    told = why_no_gpu(make_server(listed), None, 1)
     assert (told is None) if words is None else (told is not None and words in told)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from laya.engines import llamacpp
@@ -33,8 +34,6 @@ def everything(make_settings: MakeSettings, some_gguf: Path) -> EngineSettings:
 
 
 def test_params_are_all_known_to_the_wheel(everything: EngineSettings) -> None:
-    import msgspec
-
     values = llamacpp.params(msgspec.structs.replace(everything, engine_path=None, args={}), "key")
     params = xllamacpp.CommonParams()
     for name in values:
@@ -160,11 +159,16 @@ def test_a_split_is_said_as_it_was_planned(
     assert params["mmproj_use_gpu"] is True
     environment = llamacpp.environment(planned=settings.planned)
     assert (environment["CUDA_DEVICE_ORDER"], environment["CUDA_VISIBLE_DEVICES"]) == ("PCI_BUS_ID", "0,2")
+    assert environment["HIP_VISIBLE_DEVICES"] == "0,2"
+    everywhere = msgspec.structs.replace(settings, sees_all_gpus=True)  # Vulkan
+    assert value_of("--tensor-split", llamacpp.flags(everywhere)) == "20,0,13"
 
 
 def test_an_engine_without_a_layer_on_a_gpu_sees_none(make_settings: MakeSettings, some_gguf: Path) -> None:
     settings = make_settings(some_gguf, tensor_split=(0,), mmproj=some_gguf)
-    assert llamacpp.environment(planned=settings.planned)["CUDA_VISIBLE_DEVICES"] == ""
+    environment = llamacpp.environment(planned=settings.planned)
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES")
+    assert [environment[name] for name in names] == ["", "", ""]
     flags = llamacpp.flags(settings)
     assert "--no-mmproj-offload" in flags
     assert not {"--tensor-split", "--n-cpu-moe"} & set(flags)

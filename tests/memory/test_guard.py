@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laya.memory.gpu import GpuMeter
+from laya.memory.gpu import GpuMeter, amd_cards
 from laya.memory.guard import CALM_S, CEILING_MARGIN_BYTES, Ladder, Reading, Step, ceiling_bytes
 from laya.memory.pressure import PressureMeter, PressureTrigger, pressure_files
 from laya.types import GIB, MIB, DevicePlan, Plan, PlannedSettings
@@ -237,3 +237,15 @@ def test_machine_without_driver_or_library_has_no_gpus(nvml: Any, monkeypatch: p
     monkeypatch.delenv("PLAYED_NVML")
     assert GpuMeter(nvml.library).read() == []
     assert isinstance(GpuMeter().read(), list)
+
+
+def test_cards_of_amd_are_read_from_their_driver(tmp_path: Path) -> None:
+    for number, (vendor, total, used) in enumerate(((0x1002, 512 * MIB, MIB), (0x1002, 16 * GIB, GIB), (0x8086, 0, 0))):
+        device = tmp_path / f"sys/class/drm/renderD{128 + number}/device"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor:#x}\n")
+        (device / "mem_info_vram_total").write_text(f"{total}\n")
+        (device / "mem_info_vram_used").write_text(f"{used}\n")
+    (card,) = amd_cards(tmp_path)  # the first is part of the processor
+    assert (card.index, card.total_bytes, card.free_bytes) == (0, 16 * GIB, 15 * GIB)
+    assert amd_cards(tmp_path / "nowhere") == []
