@@ -9,9 +9,11 @@ import typer
 from laya.errors import ConfigError, nearest
 
 BENCHES = {
+    "concurrency": "what an engine gives to 1 to 32 sessions, through Laya and asked directly",
     "expert-router": "what choosing the experts of a token costs, kernel by kernel (needs laya-llm[torch])",
     "fuzz": "malformed requests by the ten thousand, and whether the gateway minds",
     "gateway": "what passing through Laya adds, against a stub engine asked directly",
+    "latency": "where the time of a request and of a token goes, through Laya and asked directly",
     "memory": "planned bytes against the measured peak of real engines",
     "prefix": "prompt tokens computed again in conversations over several engines, by policy",
     "rates": "what this machine computes and reads in a second, by the engine's own kernels",
