@@ -64,6 +64,11 @@ class Relay:
         elif self._error_bytes < ERROR_LIMIT_BYTES:
             self._error_parts.append(data)
             self._error_bytes += len(data)
+        else:  # it may have no end
+            connection = self.exchange.connection
+            self.on_end()
+            if connection is not None:
+                connection.abort()
 
     def on_end(self) -> None:
         self.exchange.connection = None

@@ -83,7 +83,7 @@ class Sending:
             if exchange.endpoint is not endpoint or exchange.outcome is not None:
                 if not isinstance(result, OSError):
                     result.abort()
-            elif isinstance(result, ConnectionError) and self._dispatcher.retries.refused(exchange, endpoint):
+            elif _is_away(result, endpoint) and self._dispatcher.retries.refused(exchange, endpoint):
                 return
             elif isinstance(result, ConnectionError) and not exchange.tried_later:
                 self._dispatcher.spawn(self.try_later(exchange, endpoint))
@@ -139,3 +139,9 @@ class Sending:
         """A place became free at an engine that may be dying: whoever waits is for the next one."""
         if endpoint.queue:
             asyncio.get_running_loop().call_later(CRASH_NOTICE_S, self._dispatcher.pump, endpoint)
+
+
+def _is_away(result: UpstreamConnection | OSError, endpoint: Endpoint) -> bool:
+    """Whether it is the engine that takes no connection. Of another server any reason says so: its name, its route, its
+    certificate; to an engine here Laya itself may have no files left."""
+    return isinstance(result, OSError if endpoint.is_remote else ConnectionError)

@@ -34,9 +34,9 @@ class OtherServer:
         self._httpd.daemon_threads = True
         scheme = "http"
         if cert is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(cert)
-            self._httpd.socket = context.wrap_socket(self._httpd.socket, server_side=True)
+            self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.context.load_cert_chain(cert)  # another one may follow
+            self._httpd.socket = self.context.wrap_socket(self._httpd.socket, server_side=True)
             scheme = "https"
         self.url = f"{scheme}://localhost:{self._httpd.server_address[1]}{base}"
         self._thread = threading.Thread(target=self._httpd.serve_forever, daemon=True)

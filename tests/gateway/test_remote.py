@@ -22,12 +22,14 @@ CONFIG = """
 policy: round_robin
 models:
   safe: {{engine: remote, url: {tls}, model: their-model, key_file: {key}, ca_file: {cert}}}
-  safe-hangs: {{engine: remote, url: {tls}, model: their-model, key_file: {key}, ca_file: {cert}, progress_timeout_s: 2}}
+  safe-hangs: {{engine: remote, url: {tls}, model: their-model, key_file: {key}, ca_file: {cert},
+               progress_timeout_s: 2}}
   distrusted: {{engine: remote, url: {tls}, model: their-model, key_file: {key}}}
   plain: {{engine: remote, url: {one}, model: their-model, key_file: {key}, headers: {{x-team: blue}},
           progress_timeout_s: 2}}
 {failing}  two: {{engine: remote, urls: [{one}, {two}], model: their-model, key_file: {key},
         progress_timeout_s: 2}}
+  swapped: {{engine: remote, urls: [{swapped}, {two}], model: their-model, key_file: {key}, ca_file: {cert}}}
   away: {{engine: remote, url: "http://127.0.0.1:9/v1", connect_timeout_s: 2}}
   half-away: {{engine: remote, urls: ["http://127.0.0.1:9/v1", {two}], model: their-model, key_file: {key}}}
   loop: {{engine: remote, url: {door}, key_file: {key}}}
@@ -50,17 +52,23 @@ PROGRAM = Path(__file__).parent.parent / "engines" / "openai_program.py"
 USER: Any = [{"role": "user", "content": "Hi"}]
 
 
+def signed_by_itself(file: Path) -> tuple[Path, Path]:
+    """A key with its certificate, and the certificate alone."""
+    alone = file.with_suffix(".only.pem")
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    words += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(file), "-out", str(alone)]
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+    file.write_text(file.read_text() + alone.read_text())
+    return file, alone
+
+
 class Others:
     """The other servers, and the one that is tested."""
 
     def __init__(self, folder: Path) -> None:
-        cert = folder / "cert.pem"
-        words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-        words += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(cert), "-out", str(folder / "only.pem")]
-        subprocess.run(["openssl", *words], check=True, capture_output=True)
-        cert.write_text(cert.read_text() + (folder / "only.pem").read_text())
-        self.cert = folder / "only.pem"
-        self.tls = OtherServer(cert, base="/api/v1")
+        cert, self.cert = signed_by_itself(folder / "cert.pem")
+        self.other_cert, _ = signed_by_itself(folder / "other.pem")
+        self.tls, self.swapped = OtherServer(cert, base="/api/v1"), OtherServer(cert)
         self.one, self.two, self.door = OtherServer(), OtherServer(), OtherServer()
         self.key = folder / "key"
         self.key.write_text(KEY + "\n")
@@ -82,6 +90,7 @@ def whole(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFac
     config = CONFIG.format(
         failing=failing,
         tls=others.tls.url,
+        swapped=others.swapped.url,
         one=others.one.url,
         one_host=others.one.url.removesuffix("/v1"),
         two=others.two.url,
@@ -96,7 +105,7 @@ def whole(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFac
     yield others
     others.serving.stop()  # type: ignore[attr-defined]
     assert not any("Traceback" in line for line in others.serving.said)  # type: ignore[attr-defined]
-    for other in (others.tls, others.one, others.two, others.door):
+    for other in (others.tls, others.swapped, others.one, others.two, others.door):
         other.stop()
 
 
@@ -296,6 +305,7 @@ def test_wait_is_told_however_it_is_put(
         (b"HTTP/1.1 200 OK\r\nx: ", b"y" * 65536, "the head of its answer has no end"),
         (b"HTTP/1.1 200 OK\r\n", b"x-more: y\r\n" * 4096, "the head of its answer has no end"),
         (b"HTTP/1.1 200 OK\r\n\r\n", b"y" * 1048576, "answers with more than 134217728 bytes"),
+        (b"HTTP/1.1 500 X\r\n\r\n", b"y" * 1048576, r"failed \(500\): yyy"),
     ],
 )
 def test_answer_without_an_end_does_not_fill_the_memory(
@@ -353,6 +363,16 @@ def test_address_that_is_not_there_is_told_and_the_next_one_serves(others: Other
     with pytest.raises(openai.APIStatusError, match="cannot be reached"):
         client.chat.completions.create(model="away", messages=USER)
     assert client.chat.completions.create(model="half-away", messages=USER).model == "half-away"
+
+
+def test_address_whose_certificate_is_another_one_is_left_aside(others: Others, client: openai.OpenAI) -> None:
+    with plain(others.serving) as http:
+        http.post("/admin/models/swapped/load").raise_for_status()
+        others.swapped.context.load_cert_chain(others.other_cert)
+        for _ in range(16):
+            assert client.chat.completions.create(model="swapped", messages=USER).model == "swapped"
+        events = http.get("/admin/events").json()["events"]
+    assert "breaker_open" in {event["kind"] for event in events if "'swapped#1'" in event["text"]}
 
 
 def test_rule_lets_a_remote_stand_in(client: openai.OpenAI) -> None:
