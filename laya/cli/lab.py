@@ -1,0 +1,28 @@
+"""Owns: the verbs of the lab: they run in a process of their own, as they need torch, which `laya` never loads."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import typer
+
+from laya.errors import ConfigError
+
+_NEEDED = ("torch", "transformers", "safetensors", "gguf")
+
+
+def export(context: typer.Context) -> None:
+    """Write a Laya model as GGUF (llama.cpp) or in Mixtral's form, checked against the torch model."""
+    _run("laya.modeling.export", context)
+
+
+def _run(module: str, context: typer.Context) -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"`laya {context.info_name}` needs {', '.join(missing)}, which this Python does not have: "
+            "pip install 'laya-llm[torch]'"
+        )
+    raise typer.Exit(subprocess.run([sys.executable, "-m", module, *context.args], check=False).returncode)

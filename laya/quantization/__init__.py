@@ -1,0 +1,1 @@
+"""Owns: making smaller variants of a model, and knowing what they cost."""

@@ -1,0 +1,164 @@
+"""Exported models compute what the torch model does, are refused where they could not, and are served."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from openai import OpenAI
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM
+
+from laya.modeling import LayaConfig, LayaForCausalLM
+from laya.modeling.export import _SAMPLE, export_gguf, export_mixtral, main
+from laya.modeling.gguf_file import write_gguf
+from laya.modeling.parity import prompts_of
+from laya.quantization.llama_api import Evaluator, check_layout
+from tests.conftest import RunningServer
+
+VOCAB = 400
+
+
+def small(**kwargs: object) -> LayaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "initializer_range": 0.1,
+    }
+    return LayaForCausalLM(LayaConfig(**sizes | kwargs)).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator([_SAMPLE.read_text()], trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough to compare on."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(_SAMPLE.read_text()[:800])
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "small"
+    small().save_pretrained(path)
+    shutil.copy(tokenizer_file, path)
+    return path
+
+
+def test_f32_file_is_the_torch_model(folder: Path, text: Path, tmp_path: Path) -> None:
+    parity = export_gguf(folder, tmp_path / "small.gguf", "f32", text, greedy_tokens=8)
+    assert parity["mean_kl"] < 1e-5 and parity["same_experts_share"] > 0.999
+    assert parity["n_same_greedy"] == parity["n_greedy_prompts"] > 1
+    assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
+
+
+@pytest.mark.engine
+def test_file_is_served(tokenizer_file: Path, tmp_path: Path, start_server: Callable[..., RunningServer]) -> None:
+    path = tmp_path / "small.gguf"
+    write_gguf(small(), tokenizer_file, path)
+    server = start_server(str(path), "--max-seq-len", "256")
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    answer = client.completions.create(model="small", prompt="A router is", max_tokens=8, temperature=0)
+    assert answer.usage is not None and answer.usage.completion_tokens == 8
+
+
+def test_mixtral_form_is_the_torch_model(folder: Path, tmp_path: Path) -> None:
+    assert export_mixtral(folder, tmp_path / "mixtral") < 1e-4
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "mixtral")
+    assert type(loaded).__name__ == "MixtralForCausalLM" and (tmp_path / "mixtral" / "tokenizer.json").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["mixtral"]
+
+
+@pytest.mark.parametrize(
+    ("router", "told"),
+    [
+        ({"router_rule": {"score_func": "sigmoid"}}, "score_func 'sigmoid'"),
+        ({"router_rule": {"renormalize": False}}, "renormalize false"),
+        ({"router_options": {"has_logit_bias": True}}, "a bias of the logits"),
+        ({"router_rule": {"n_group": 2, "topk_group": 1}}, "2 groups"),
+    ],
+)
+def test_router_that_llama_cpp_does_not_compute_is_refused(
+    router: dict[str, object], told: str, tokenizer_file: Path, tmp_path: Path
+) -> None:
+    model = small(**router)
+    gate = model.model.layers[0].mlp.gate
+    if gate.logit_bias is not None:
+        gate.logit_bias.data[0] = 1.0
+    with pytest.raises(ValueError, match=f"layer 0's router has {told}"):
+        write_gguf(model, tokenizer_file, tmp_path / "no.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_difference_is_found_and_leaves_no_file(
+    folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laya.modeling.gguf_file._side_by_side", lambda weight, n_heads: weight)
+    with pytest.raises(ValueError, match=r"llama\.cpp computes something else: mean KL"):
+        export_gguf(folder, tmp_path / "wrong.gguf", "f32", text, greedy_tokens=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_wrong_is_told_in_a_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "there.gguf").write_text("kept")
+    assert main([str(folder), "--out", str(tmp_path / "there.gguf")]) == 1
+    assert (tmp_path / "there.gguf").read_text() == "kept"
+    assert main([str(tmp_path), "--out", str(tmp_path / "a.gguf")]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].endswith("there.gguf is there already") and told[1].startswith("laya export: "), told
+
+
+def test_evaluator_refuses_what_it_cannot_take(folder: Path, tokenizer_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    write_gguf(small(), tokenizer_file, path, kind="f32")
+    evaluator = Evaluator(path, n_ctx=16, n_threads=1)
+    with pytest.raises(ValueError, match="17 tokens; this context takes 1 to 16"):
+        evaluator.logits(range(17))
+    evaluator.close()
+    with pytest.raises(Exception, match="cannot be loaded"):
+        Evaluator(folder / "config.json", n_ctx=16, n_threads=1)
+    with pytest.raises(Exception, match="lays its parameters out in a way that is not known"):
+        check_layout(bytes(512))
+
+
+def test_prompts_are_spread_over_the_text() -> None:
+    assert prompts_of(range(100), 3, 10) == [list(range(10)), list(range(45, 55)), list(range(90, 100))]
+    assert prompts_of(range(5), 3, 10) == [[0, 1, 2, 3, 4]]
+    with pytest.raises(ValueError, match=r"no token"):
+        prompts_of([])
+
+
+def test_verb_prints_json_last(folder: Path, text: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "laya.cli", "export", str(folder), "--text", str(text), "--json", "--out"]
+    words.append(str(tmp_path / "a.gguf"))
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1])["exported"] == str(tmp_path / "a.gguf")
