@@ -30,6 +30,7 @@ Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
 TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # what an engine holds one in: a larger one would wrap
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # an engine reads what is larger as no whole number
 Texts: TypeAlias = str | list[str | TokenId | list[TokenId]]
 ChoiceCount = Annotated[int, msgspec.Meta(ge=1, le=128)]
 Role = Literal["system", "user", "assistant", "tool", "developer", "function"]
@@ -58,7 +59,7 @@ class RequestHead(EngineFields):
     top_p: Fraction | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     stop: str | list[str] | None = None
     logit_bias: dict[str, float] | list[Raw] | None = None
     user: str | None = None
@@ -149,6 +150,7 @@ class ParsedBody:
     n_choices = 1  # of each prompt
     n_seqs = 1
     n_texts = 1  # of what is only read: they take turns, and one sequence
+    takes_turns = False  # of them, or its embeddings are to be cut
     has_tools = False  # that may be called
     forced: ForcedCalls | None = None  # what the answer must call
     not_done: LayaError | None = None  # what llama.cpp would pass over in silence; other engines may do it
@@ -168,6 +170,7 @@ class ParsedBody:
             self._read_generating(head)
         elif isinstance(head, EmbeddingHead | RerankHead):
             self.n_texts = _prompt_count(head.input) if isinstance(head, EmbeddingHead) else len(head.documents)
+            self.takes_turns = self.n_texts > 1 or getattr(head, "dimensions", None) is not None
 
     def _read_generating(self, head: RequestHead) -> None:
         self.generates = True

@@ -239,7 +239,7 @@ class Endpoint:
         if parsed.n_seqs > parsed.n_choices:
             exchange.turns = exchange.turns or PromptTurns(exchange)
             exchange.turns.take(n_seqs // parsed.n_choices)
-        elif parsed.n_texts > 1 and self.is_llamacpp:
+        elif parsed.takes_turns and self.is_llamacpp:
             TextTurns.take_next(exchange)
         self._add_live(exchange)
         return True

@@ -14,7 +14,7 @@ import msgspec
 from laya.errors import InvalidRequest
 from laya.gateway.answer_format import schema_alone
 from laya.gateway.assemble import encode
-from laya.gateway.body import Fraction, Penalty, Temperature
+from laya.gateway.body import Fraction, Penalty, Seed, Temperature
 from laya.gateway.engine_fields import Share, Window
 from laya.gateway.fields import read_fields, shown, without_nulls
 
@@ -48,7 +48,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Share | None = None
     typical_p: Share | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     stop: list[str] | str | None = None
     repeat_penalty: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
     repeat_last_n: Window | None = None

@@ -55,6 +55,11 @@ class PromptTurns:
     def is_split(self) -> bool:
         return self.n_now < self.n_prompts
 
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether the engine's answer is not the client's."""
+        return self.is_split
+
     def take(self, n_prompts: int) -> None:
         """So many are let in now."""
         self.n_now, self.exchange.upstream_body = n_prompts, b""

@@ -20,7 +20,7 @@ def relay_for(exchange: Exchange) -> Relay:
     """The way this exchange's answer goes."""
     parsed, endpoint = exchange.parsed, exchange.endpoint
     assert parsed is not None and endpoint is not None and endpoint.pool is not None
-    if exchange.turns is not None and exchange.turns.is_split:
+    if exchange.turns is not None and exchange.turns.is_rewritten:
         own_name = endpoint.model_id if endpoint.pool.address.renames else None
         streams = parsed.wants_stream and endpoint.settings.enable_streaming
         return exchange.turns.relay(streams=streams, own_name=own_name)

@@ -2,16 +2,21 @@
 
 llama.cpp reads a list whole before it turns to whoever comes next, which may take an hour. So it goes in turns, as a
 completion's prompts do (`prompts.py`), each about as long as one request of somebody else; its answer is put together
-here. Other engines have their own order for what they hold, and get lists as they come.
+here. It also passes over `dimensions`, so embeddings are cut here. Other engines have their own order for what they
+hold, and get lists as they come.
 """
 
 from __future__ import annotations
 
+import base64
+import math
 import time
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laya.errors import InvalidRequest, LayaError
 from laya.gateway.assemble import encode
 from laya.gateway.prompts import InTurns, PromptTurns, TurnsUsage
 from laya.gateway.relay import Relay
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from laya.gateway.exchange import Exchange
 
 TURN_BYTES = 4 * KIB  # about 1000 tokens
+LEAST_BYTES = 64  # of a text: a short one takes an engine a step all the same
 _Fields = dict[str, msgspec.Raw]
 
 
@@ -42,6 +48,17 @@ class TextTurns(PromptTurns):
         assert exchange.parsed is not None
         self.n_prompts = exchange.parsed.n_texts
         self.field = "documents" if exchange.kind == EndpointKind.RERANK else "input"
+        self.dimensions: int | None = getattr(exchange.parsed.head, "dimensions", None)
+
+    @property
+    def is_rewritten(self) -> bool:
+        return self.is_split or self.dimensions is not None
+
+    def prompts(self) -> list[msgspec.Raw]:
+        if self.n_prompts > 1:
+            return super().prompts()
+        assert self.exchange.parsed is not None
+        return [self.exchange.parsed.fields[self.field]]  # however it is written
 
     @classmethod
     def take_next(cls, exchange: Exchange) -> None:
@@ -49,7 +66,7 @@ class TextTurns(PromptTurns):
         turns = exchange.turns = exchange.turns or cls(exchange)
         n_bytes, n_texts = 0, 0
         for text in turns.prompts()[turns.n_answered :]:
-            n_bytes += len(bytes(text))
+            n_bytes += max(len(bytes(text)), LEAST_BYTES)
             if n_texts and n_bytes > TURN_BYTES:
                 break
             n_texts += 1
@@ -62,6 +79,8 @@ class TextTurns(PromptTurns):
 
 class TextsInTurns(InTurns):
     """Whole answers in, one whole answer out."""
+
+    turns: TextTurns
 
     def __init__(self, exchange: Exchange, turns: TextTurns) -> None:
         super().__init__(exchange)
@@ -81,7 +100,10 @@ class TextsInTurns(InTurns):
         try:
             answer = _ANSWER.decode(b"".join(self._came))
             self._add(answer)
-        except (msgspec.DecodeError, KeyError):
+        except LayaError as error:
+            exchange.fail(error)
+            return
+        except (ValueError, KeyError):
             exchange.fail(self._engine_said({"message": f"what it said has no {self._name}"}))
             return
         self._came = []
@@ -94,6 +116,8 @@ class TextsInTurns(InTurns):
 
     def _add(self, answer: _Fields) -> None:
         for item in _ITEMS.decode(answer[self._name]):
+            if self.turns.dimensions is not None:
+                item["embedding"] = _cut(item["embedding"], self.turns.dimensions)
             item["index"] = msgspec.Raw(b"%d" % (_INDEX.decode(item["index"]) + self.turns.n_answered))
             self._items.append(item)
         if "usage" in answer:
@@ -108,3 +132,18 @@ class TextsInTurns(InTurns):
             assert parsed is not None
             items = items[: getattr(parsed.head, "top_n", None)]
         return last | {"usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens}, self._name: items}
+
+
+def _cut(raw: msgspec.Raw, dimensions: int) -> msgspec.Raw:
+    """The first numbers of an embedding, as a vector of length 1, written as it came. Raises InvalidRequest."""
+    said = msgspec.json.decode(raw)
+    vector = array("f", base64.b64decode(said)) if isinstance(said, str) else array("f", said)
+    if dimensions > len(vector):
+        text = f"'dimensions' is {dimensions}: embeddings of this model have {len(vector)}."
+        raise InvalidRequest(text, param="dimensions")
+    if dimensions == len(vector):
+        return raw
+    vector = vector[:dimensions]
+    length = math.sqrt(sum(each * each for each in vector)) or 1.0
+    cut = array("f", [each / length for each in vector])
+    return msgspec.Raw(msgspec.json.encode(base64.b64encode(cut).decode() if isinstance(said, str) else cut.tolist()))

@@ -218,6 +218,7 @@ def test_results_take_their_calls_in_order_by_name_or_whichever_is_next() -> Non
     ({"options": {"num_predict": 0}}, "'options.num_predict' is 0"),
     ({"options": {"num_predict": 2**31}}, "'options.num_predict' is 2147483648"),
     ({"options": {"temperature": 9}}, "'options.temperature' is 9"),
+    ({"options": {"seed": 2**63}}, "'options.seed' is 9223372036854775808"),
     ({"options": {"top_k": -2}}, "'options.top_k' is -2"),
     ({"o - at `$.p": 1}, "'o - at `$.p' is not a field"),
     ({"options": {"o - at `$.p\n": 1}}, "'options.o - at `$.p\n' is not a field"),

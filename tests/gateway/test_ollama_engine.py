@@ -103,6 +103,8 @@ def test_embeddings_of_texts_are_unit_vectors(embedding: Serving) -> None:
             assert sum(value * value for value in vector) == pytest.approx(1, abs=1e-4)
             assert client.embed("emb", text).embeddings[0] == pytest.approx(vector, abs=1e-3)
         assert len(client.embeddings("emb", texts[0]).embedding) == 576
+        (cut,) = client.embed("emb", texts[0], dimensions=8).embeddings
+        assert len(cut) == 8 and sum(value * value for value in cut) == pytest.approx(1, abs=1e-4)
         shown = client.show("emb")
     assert shown.capabilities == ["embedding"]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +115,40 @@ async def test_texts_to_embed_go_a_few_at_a_time(tmp_path: Path) -> None:
         assert answer["usage"] == {"prompt_tokens": sum(map(len, TEXTS)), "total_tokens": sum(map(len, TEXTS))}
         asked = [body["input"] for body in gate.engine.bodies]
         assert [text for texts in asked for text in texts] == TEXTS
-        assert [len(texts) for texts in asked] == [2, 1, 1, 5]
+        assert [len(texts) for texts in asked] == [2, 1, 1, 3, 2]
         assert await gate.settled() == {"served": 1}
+
+
+async def test_many_short_texts_are_no_short_turn(tmp_path: Path) -> None:
+    async with front(tmp_path, reads_texts, model={"task": "embed"}, planned={"n_ubatch": 100_000}) as gate:
+        answer = await gate.ask(request({"model": "stub", "input": ["x"] * 200}, "/v1/embeddings"))
+        assert len(answer.json["data"]) == 200
+        assert [len(body["input"]) for body in gate.engine.bodies] == [64, 64, 64, 8]
+
+
+@pytest.mark.parametrize("given", ["a", ["a"], [1, 2], ["a", "b"], ["x" * 5000, "b"]])
+async def test_embeddings_are_cut_to_the_dimensions_that_were_asked(tmp_path: Path, given: Any) -> None:
+    async def script(call: Call) -> None:
+        texts = call.json["input"]
+        n_texts = len(texts) if isinstance(texts, list) and not isinstance(texts[0], int) else 1
+        vector: Any = [3.0, 4.0, 5.0]
+        if call.json.get("encoding_format") == "base64":
+            vector = base64.b64encode(array("f", vector)).decode()
+        data = [{"index": index, "embedding": vector, "object": "embedding"} for index in range(n_texts)]
+        call.write(whole({"object": "list", "data": data, "usage": {"prompt_tokens": 1, "total_tokens": 1}}))
+
+    async with front(tmp_path, script, model={"task": "embed"}, planned={"n_ubatch": 100_000}) as gate:
+        asked = {"model": "stub", "input": given, "dimensions": 2}
+        found = (await gate.ask(request(asked, "/v1/embeddings"))).json["data"]
+        assert [each["embedding"] for each in found] == [pytest.approx([0.6, 0.8])] * len(found)
+        packed = (await gate.ask(request(asked | {"encoding_format": "base64"}, "/v1/embeddings"))).json["data"]
+        assert [list(array("f", base64.b64decode(each["embedding"]))) for each in packed] == [
+            pytest.approx([0.6, 0.8])
+        ] * len(found)
+        wrong = await gate.ask(request(asked | {"dimensions": 4}, "/v1/embeddings"))
+        assert (wrong.status, wrong.error["param"]) == (400, "dimensions")
+        assert "have 3" in wrong.error["message"]
+        assert await gate.settled() == {"served": 2, "refused": 1}
 
 
 async def test_documents_to_rank_are_ranked_together(tmp_path: Path) -> None:
