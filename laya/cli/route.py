@@ -180,7 +180,9 @@ def _print(told: Told) -> None:
 
 def _table(explanation: Explanation) -> Table:
     table = Table(box=None, pad_edge=True, header_style="dim")
-    for title in ("", "candidate", "may be chosen", "room", "reserved", "weight", "score"):
+    has_costs = any(candidate.cost for candidate in explanation.candidates)
+    titles = ("", "candidate", "may be chosen", "room", "reserved", "weight", "score")
+    for title in (*titles, *(("cost of a million tokens",) if has_costs else ())):
         table.add_column(title, no_wrap=True)
     for candidate in explanation.candidates:
         table.add_row(
@@ -191,5 +193,6 @@ def _table(explanation: Explanation) -> Table:
             f"{candidate.tokens} tokens, {candidate.n_seqs} sequences",
             str(candidate.weight),
             "" if candidate.score is None else f"{candidate.score / 2**64:.4f}",
+            *([candidate.cost or "-"] if has_costs else []),
         )
     return table

@@ -70,12 +70,20 @@ def _day(text: str) -> str:
 def _print(by: str, rows: list[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(by.upper())
-    for column in ("REQUESTS", "SERVED", "REFUSED", "FAILED", "CANCELLED", "TOKENS IN", "OUT", "TTFT", "TOK/S"):
+    has_costs = any(row.get("costs") for row in rows)
+    columns = ("REQUESTS", "SERVED", "REFUSED", "FAILED", "CANCELLED", "TOKENS IN", "OUT", "TTFT", "TOK/S")
+    for column in (*columns, *(("COST",) if has_costs else ())):
         table.add_column(column, justify="right")
     for row in rows:
         counts = [row[name] for name in ("requests", "served", "refused", "failed", "cancelled")]
         tokens = [row["prompt_tokens"], row["generated_tokens"]]
         ttft = f"{row['ttft_sum_s'] / row['n_first_tokens']:.2f} s" if row["n_first_tokens"] else "-"
         speed = f"{row['n_gaps'] / row['gaps_sum_s']:.1f}" if row["gaps_sum_s"] else "-"
-        table.add_row(shown(row[by] or "(none)"), *map(str, [*counts, *tokens]), ttft, speed)
+        costs = [_costs(row)] if has_costs else []
+        table.add_row(shown(row[by] or "(none)"), *map(str, [*counts, *tokens]), ttft, speed, *costs)
     print_table(Console(highlight=False), table)
+
+
+def _costs(row: dict[str, Any]) -> str:
+    """`1.25 USD`; of several currencies, each."""
+    return ", ".join(f"{amount:.4g} {currency}" for currency, amount in row.get("costs", {}).items()) or "-"

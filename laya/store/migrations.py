@@ -150,6 +150,20 @@ _KEY_ROLES = (
     "ALTER TABLE api_key_of_any_role RENAME TO api_key",
 )
 
+# By currency, so that sums are never of two.
+_COSTS = (
+    """
+    CREATE TABLE cost (
+        day TEXT NOT NULL,
+        model TEXT NOT NULL,
+        key TEXT NOT NULL,
+        currency TEXT NOT NULL,
+        amount REAL NOT NULL,
+        PRIMARY KEY (day, model, key, currency)
+    )
+    """,
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _CONVERSATIONS,
     _CORRECTIONS,
@@ -160,4 +174,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _KEY_IDS,
     _KEY_PRIORITIES,
     _KEY_ROLES,
+    _COSTS,
 )

@@ -26,7 +26,7 @@ models:
                progress_timeout_s: 2}}
   distrusted: {{engine: remote, url: {tls}, model: their-model, key_file: {key}}}
   plain: {{engine: remote, url: {one}, model: their-model, key_file: {key}, headers: {{x-team: blue}},
-          progress_timeout_s: 2}}
+          progress_timeout_s: 2, cost: {{input_per_million: 2.5, output_per_million: 10, currency: EUR}}}}
 {failing}  two: {{engine: remote, urls: [{one}, {two}], model: their-model, key_file: {key},
         progress_timeout_s: 2}}
   swapped: {{engine: remote, urls: [{swapped}, {two}], model: their-model, key_file: {key}, ca_file: {cert}}}
@@ -403,6 +403,19 @@ def test_pool_goes_to_another_server_only_where_a_rule_says_so(others: Others, c
     with plain(others.serving) as http:
         told = http.get("/admin/route/explain", params={"model": "spilling"}).json()
     assert (told["models"], told["spills"]) == (["mixed", "safe"], True)
+
+
+def test_costs_are_told_beside_usage_and_before(others: Others, client: openai.OpenAI) -> None:
+    with plain(others.serving) as http:
+        client.chat.completions.create(model="plain", messages=USER)
+        client.chat.completions.create(model="safe", messages=USER)
+        rows = {row["model"]: row for row in http.get("/admin/usage", params={"by": "model"}).json()["usage"]}
+        told = http.get("/admin/route/explain", params={"model": "plain"}).json()
+    own = rows["plain"]
+    amount = (2.5 * own["prompt_tokens"] + 10 * own["generated_tokens"]) / 1_000_000
+    assert own["generated_tokens"] >= 2 and own["costs"] == {"EUR": pytest.approx(amount)}
+    assert rows["safe"]["costs"] == {}
+    assert told["tried"][0]["candidates"][0]["cost"] == "2.5 in, 10 out EUR"
 
 
 def test_loop_is_refused(client: openai.OpenAI) -> None:

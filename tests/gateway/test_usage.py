@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from laya.config import StoreConfig
+from laya.config.cost import Cost
 from laya.config.places import DATABASE
 from laya.gateway import usage as module
 from laya.gateway.usage import KEYS_LABELLED, OTHERS, Meter, grouped, today
@@ -90,6 +91,28 @@ async def test_only_what_an_engine_did_is_tokens(tmp_path: Path) -> None:
     (row,) = await meter.since("")
     assert (row.requests, row.refused, row.failed, row.cancelled) == (3, 1, 1, 1)
     assert (row.prompt_tokens, row.generated_tokens) == (7, 0)
+
+
+async def test_costs_are_those_of_when_it_was_used_and_summed_by_currency(tmp_path: Path) -> None:
+    prices = {"m": Cost(input_per_million=2, output_per_million=10, currency="EUR")}
+    meter = Meter(StoreConfig(), tmp_path / "laya.db", prices.get)
+    for _ in range(2):
+        meter.count(ended("a", prompt_tokens=500_000, n_tokens_out=100_000))
+    await meter.write()
+    prices["m"] = Cost(input_per_million=1)
+    meter.count(ended("a", prompt_tokens=500_000, n_tokens_out=100_000))
+    meter.count(ended("b", prompt_tokens=1_000_000))
+    await meter.write()
+    prices.clear()
+    meter.count(ended("c", prompt_tokens=1_000_000))
+    rows = await meter.since("")
+    assert {row.key: row.costs for row in rows} == {"a": {"EUR": 4.0, "USD": 0.5}, "b": {"USD": 1.0}, "c": {}}
+    (whole,) = grouped(rows, "model")
+    assert whole.costs == {"EUR": 4.0, "USD": 1.5}
+    with Store(tmp_path / "laya.db") as store:
+        store.prune_usage("9999-01-01")
+        store.add_usage([Usage(day=today(), model="m", key="a", requests=1)])
+        assert [row.costs for row in store.usage()] == [{}]
 
 
 def test_sums_are_added_to_what_is_there_and_old_days_are_forgotten(tmp_path: Path) -> None:

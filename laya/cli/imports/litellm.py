@@ -17,13 +17,14 @@ from laya.errors import ConfigError, nearest
 PROGRAM = "LiteLLM"
 _ENVIRON = re.compile(r"os\.environ/([A-Za-z_][A-Za-z0-9_]*)")
 _LIMITS = {"rpm": "requests_per_minute", "tpm": "tokens_per_minute", "max_parallel_requests": "max_concurrent"}
+_COSTS = {"input_cost_per_token": "input_per_million", "output_cost_per_token": "output_per_million"}
 _MODES = {"chat": None, "completion": None, "responses": None, "embedding": "embed", "rerank": "rerank"}
 _PLACEHOLDERS = ("", "none", "null", "empty", "dummy", "fake-key", "fake", "not-needed", "no-key", "anything")
 _RETRIES = "what one address fails another serves, once"
 _PARAMS = {
     "api_version": "an address has no query here", "max_retries": _RETRIES, "num_retries": _RETRIES,
-    "drop_params": "requests pass as they are", "stream": "enable_streaming", "input_cost_per_token": "no costs here",
-    "output_cost_per_token": "no costs here", "ssl_verify": "TLS is verified always: ca_file", "tags": "routing.rules",
+    "drop_params": "requests pass as they are", "stream": "enable_streaming",
+    "ssl_verify": "TLS is verified always: ca_file", "tags": "routing.rules",
     "region_name": "the address decides it", "allowed_openai_params": "requests pass as they are",
     "use_in_pass_through": "no pass-through", "max_budget": "limits", "budget_duration": "limits",
     "rust": "nothing to say",
@@ -98,6 +99,12 @@ class _Deployments:
             elif limit is not None:
                 draft.skip(path, f"limits.{key} takes a whole number", key=f"model_list {name} {short}")
         info = dict(expect(document, (*path, "model_info"), entry.pop("model_info", None) or {}, dict, "keys"))
+        for its, ours in _COSTS.items():
+            price = params.pop(its, info.pop(its, None))
+            if isinstance(price, int | float) and not isinstance(price, bool) and price >= 0:
+                made.setdefault("cost", {})[ours] = round(price * 1_000_000, 9)
+            elif price is not None:
+                draft.skip((*path, its), f"cost.{ours} takes a number", key=f"model_list {name} {its}")
         mode = info.pop("mode", "embedding" if "embed" in model else None)
         if mode not in (*_MODES, None):
             del draft.told[told:]
