@@ -180,6 +180,16 @@ def server(start_server: Callable[..., RunningServer]) -> RunningServer:
 
 
 @pytest.fixture(scope="session")
+def vllm_server(start_server: Callable[..., RunningServer]) -> Iterator[RunningServer]:
+    """Models that vLLM runs, each loaded when it is asked for first."""
+    from tests.vllm.real import config  # it takes an environment of its own, which most runs have not
+
+    server = start_server(config=config())
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture(scope="session")
 def embedding(start_server: Callable[..., RunningServer]) -> Iterator[RunningServer]:
     """One model twice: for embeddings, loaded; for chat, known only."""
     server = start_server(config=EMBEDDING)

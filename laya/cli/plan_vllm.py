@@ -1,6 +1,6 @@
 """Owns: `laya plan MODEL --vllm`: the plan in vLLM's terms, on the cards of this machine or those one asks about.
 
-Laya starts no vLLM of its own yet: this says what `vllm serve` would take, before anybody downloads or starts anything.
+It says what `vllm serve` would take, before anybody downloads or starts anything; no vLLM need be here.
 """
 
 from __future__ import annotations

@@ -114,6 +114,11 @@ def remote_embedder(others: RunningServer) -> Target:
 
 
 @pytest.fixture(scope="session")
+def vllm_target(vllm_server: RunningServer) -> Target:
+    return Target(vllm_server.url, "dense", "dense")
+
+
+@pytest.fixture(scope="session")
 def server_target() -> Target:
     model = os.environ["LAYA_TEST_MODEL"]
     return Target(os.environ["LAYA_TEST_URL"], model, model)

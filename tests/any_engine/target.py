@@ -28,10 +28,13 @@ Ability = Literal[
 ALL: frozenset[Ability] = frozenset(get_args(Ability))
 # llama-server asked directly does not do these either: LAYA_TEST_ENGINES=server shows it
 LLAMA_SERVER = ALL - {"counts", "tokenizer", "forced_tools", "exact_logprobs", "completion_logprobs"}
+# its models are generated ones that chat, and their answers are chance
+VLLM = ALL - {"counts", "tokenizer", "llamacpp", "trained", "embeddings"}
 ENGINES: dict[str, frozenset[Ability]] = {
     "llamacpp": ALL,
     "command": LLAMA_SERVER,
     "remote": ALL - {"tokenizer"},
+    "vllm": VLLM,
     "server": cast("frozenset[Ability]", frozenset(os.environ.get("LAYA_TEST_CAN", "").split(","))),
 }
 DEFAULT = "llamacpp,command,remote"

@@ -1,0 +1,50 @@
+"""Owns: the real vLLM of the tests: its environment, its small models, and the configuration that serves them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from laya.engines.vllm_build import find_build
+from tests.conftest import ROOT
+
+ENVIRONMENT = ROOT / "build" / "vllm"
+MODELS = ROOT / "build" / "vllm-models"
+MAKE = ROOT / "tests" / "vllm" / "make_models.py"
+# Compiling would take a start from 40 s to over 100, and change nothing of what is tested.
+CONFIG = """
+load_timeout_s: 600
+queue_timeout_s: 600
+models:
+  dense: {{engine: vllm, engine_path: "{vllm}", source: "{models}/dense", enforce_eager: true,
+    max_num_seqs: 2, max_seq_len: 4096}}
+  moe: {{engine: vllm, engine_path: "{vllm}", source: "{models}/moe", enforce_eager: true,
+    max_num_seqs: 4, max_seq_len: 1024}}
+  awq: {{engine: vllm, engine_path: "{vllm}", source: "{models}/awq", enforce_eager: true,
+    max_num_seqs: 1, max_seq_len: 1024, quantization: awq}}
+  too-long: {{engine: vllm, engine_path: "{vllm}", source: "{models}/dense", max_seq_len: 9000}}
+  three-sides: {{engine: vllm, engine_path: "{vllm}", source: "{models}/dense", tensor_parallel_size: 3}}
+  not-whole: {{engine: vllm, engine_path: "{vllm}", source: "{models}/not-whole"}}
+  not-awq: {{engine: vllm, engine_path: "{vllm}", source: "{models}/dense", quantization: awq}}
+  nowhere: {{engine: vllm, engine_path: "{models}", source: "{models}/dense"}}
+"""
+
+
+def config() -> str:
+    """Of a server with all models; they are made where they are not. Fails where vLLM is not installed."""
+    if not (ENVIRONMENT / "bin" / "python").exists():
+        pytest.fail(f"{ENVIRONMENT} has no vLLM: `make test-vllm` installs it")
+    find_build(ENVIRONMENT)
+    if not (MODELS / ".made").exists() or (MODELS / ".made").stat().st_mtime < MAKE.stat().st_mtime:
+        subprocess.run([ENVIRONMENT / "bin" / "python", MAKE, MODELS], check=True, capture_output=True)
+    return CONFIG.format(vllm=ENVIRONMENT, models=MODELS)
+
+
+def weight_bytes(name: str) -> int:
+    """Of the tensors of a model, as its file has them."""
+    path: Path = MODELS / name / "model.safetensors"
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+    return path.stat().st_size - 8 - header_bytes

@@ -1,0 +1,158 @@
+"""A real vLLM on this CPU under Laya, with a dense model and one with experts. What every engine must do is
+tests/any_engine's; here is what is vLLM's own. One server, and each model is loaded once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from openai import OpenAI
+
+from laya.engines.cpu import cpu_flags
+from laya.memory import facts_of_hf
+from tests.conftest import RunningServer
+
+from .real import MODELS, weight_bytes
+
+pytestmark = pytest.mark.usefixtures("vllm_server")
+HELLO = [{"role": "user", "content": "Hello there"}]
+LOADED = ["dense", "moe"]
+
+
+def client(server: RunningServer) -> httpx.Client:
+    return httpx.Client(base_url=server.url, timeout=600, trust_env=False)
+
+
+def ask(server: RunningServer, model: str, **more: Any) -> httpx.Response:
+    with client(server) as http:
+        body = {"model": model, "messages": HELLO, "max_tokens": 8} | more
+        return http.post("/v1/chat/completions", json=body)
+
+
+def model_state(server: RunningServer, model: str) -> dict[str, Any]:
+    models: Any = server.state()["models"]
+    found: dict[str, Any] = next(each for each in models if each["id"] == model)
+    return found
+
+
+def running(server: RunningServer, model: str) -> float:
+    """Requests that the engine itself says it computes, by its metrics in Laya's."""
+    with client(server) as http:
+        lines = http.get("/metrics/engines").text.splitlines()
+    name, label = "vllm:num_requests_running{", f'model="{model}"'
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name) and label in line)
+
+
+def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
+    end_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < end_s, "it did not come to that"
+        time.sleep(0.1)
+
+
+def test_a_load_is_told_in_steps_and_ends_with_an_answer(vllm_server: RunningServer) -> None:
+    answer = ask(vllm_server, "moe")
+    assert answer.status_code == 200, answer.text
+    with client(vllm_server) as http:
+        events = http.get("/admin/events").json()["events"]
+    percents = [event["figures"]["percent"] for event in events if event["model"] == "moe"]
+    assert percents == sorted(percents)
+    assert percents[-1] == 100
+    assert len(percents) >= 3
+
+
+@pytest.mark.parametrize("model", LOADED)
+def test_whole_answers_and_streams_say_the_same(vllm_server: RunningServer, model: str) -> None:
+    sdk = OpenAI(base_url=f"{vllm_server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    asked: Any = {"model": model, "messages": HELLO, "max_tokens": 24, "temperature": 0}
+    whole = sdk.chat.completions.create(**asked)
+    events = list(sdk.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    text = "".join(event.choices[0].delta.content or "" for event in events if event.choices)
+    assert whole.choices[0].message.content == text
+    assert whole.model == model
+    assert whole.usage is not None
+    assert events[-1].usage is not None
+    assert events[-1].usage.completion_tokens == whole.usage.completion_tokens == 24
+
+
+LONG = {"model": "dense", "messages": HELLO, "max_tokens": 4000, "ignore_eos": True}
+
+
+def test_a_client_that_leaves_a_stream_ends_its_request_in_the_engine(vllm_server: RunningServer) -> None:
+    ask(vllm_server, "dense")
+    with (
+        client(vllm_server) as http,
+        http.stream("POST", "/v1/chat/completions", json=LONG | {"stream": True}) as answer,
+    ):
+        next(answer.iter_lines())
+        until(lambda: running(vllm_server, "dense") == 1)
+    until(lambda: running(vllm_server, "dense") == 0)
+
+
+def test_a_client_that_leaves_a_whole_answer_ends_its_request_in_the_engine(vllm_server: RunningServer) -> None:
+    ask(vllm_server, "dense")
+    with ThreadPoolExecutor(1) as pool, client(vllm_server) as http:
+        asking = pool.submit(http.post, "/v1/chat/completions", json=LONG, timeout=3)
+        until(lambda: running(vllm_server, "dense") == 1)
+        with pytest.raises(httpx.ReadTimeout):
+            asking.result()
+    until(lambda: running(vllm_server, "dense") == 0)
+    until(lambda: vllm_server.state()["in_flight"] == 0)
+
+
+@pytest.mark.parametrize("model", LOADED)
+def test_memory_is_within_the_plan(vllm_server: RunningServer, model: str) -> None:
+    ask(vllm_server, model)
+    ledger: Any = vllm_server.state()["ledger"]
+    owner = ledger["cpu"]["owners"][model]
+    assert 0.6 * owner["promised"] <= owner["measured"] <= 1.05 * owner["promised"], owner
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("too-long", "above the 4096 tokens that 'too-long' was trained for"),
+        ("three-sides", "tensor_parallel_size 3 does not divide the 4 attention heads"),
+        ("not-whole", "lacks model.layers.1.mlp.down_proj.weight"),
+        ("not-awq", "the checkpoint is not quantized"),
+        ("nowhere", "pip install vllm"),
+    ],
+)
+def test_what_vllm_would_refuse_or_answer_by_chance_is_refused_before(
+    vllm_server: RunningServer, model: str, words: str
+) -> None:
+    answer = ask(vllm_server, model)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert words in answer.json()["error"]["message"]
+    assert model_state(vllm_server, model)["pid"] is None
+
+
+def test_packed_weights_are_planned_to_the_byte_and_run_where_the_engine_can(vllm_server: RunningServer) -> None:
+    for name in ("awq", "gptq", "dense", "moe"):
+        assert facts_of_hf(MODELS / name).weights.total_bytes == weight_bytes(name)
+    answer = ask(vllm_server, "awq")
+    if "avx512f" in cpu_flags():
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] > 0
+    else:
+        assert answer.status_code == 501
+        assert "AVX-512" in answer.json()["error"]["message"]
+
+
+def test_an_engine_that_dies_is_told_and_leaves_nothing(vllm_server: RunningServer) -> None:
+    """Last, as its model is gone."""
+    ask(vllm_server, "moe")
+    family = psutil.Process(model_state(vllm_server, "moe")["pid"]).children(recursive=True)
+    worker = next(process for process in family if "Worker" in process.name())
+    os.kill(worker.pid, signal.SIGKILL)
+    until(lambda: model_state(vllm_server, "moe")["state"] == "failed", within_s=60)
+    assert "stopped by itself" in model_state(vllm_server, "moe")["error"]
+    assert ask(vllm_server, "dense").status_code == 200
+    until(lambda: not any(process.is_running() for process in family))
