@@ -18,6 +18,7 @@ import msgspec
 
 from laya.errors import InvalidRequest, LayaError
 from laya.gateway.assemble import encode
+from laya.gateway.limits import bodies_full
 from laya.gateway.prompts import InTurns, PromptTurns, TurnsUsage
 from laya.gateway.relay import Relay
 from laya.types import KIB, EndpointKind
@@ -98,12 +99,15 @@ class TextsInTurns(InTurns):
         if exchange.outcome is not None:
             return
         try:
-            answer = _ANSWER.decode(b"".join(self._came))
+            said = b"".join(self._came)
+            answer = _ANSWER.decode(said)
             self._add(answer)
+            if self.turns.has_more:
+                self._hold(len(said))
         except LayaError as error:
             exchange.fail(error)
             return
-        except (ValueError, KeyError):
+        except (msgspec.MsgspecError, ValueError, KeyError):
             exchange.fail(self._engine_said({"message": f"what it said has no {self._name}"}))
             return
         self._came = []
@@ -122,6 +126,13 @@ class TextsInTurns(InTurns):
             self._items.append(item)
         if "usage" in answer:
             self.usage.prompt_tokens += _USAGE.decode(answer["usage"]).prompt_tokens
+
+    def _hold(self, n_bytes: int) -> None:
+        """What waits for the turns to come is held as the request's body is, with the same limit for all together."""
+        bodies = self.exchange.protocol.limits.bodies
+        if not bodies.try_take(n_bytes):
+            raise bodies_full(bodies.limit_bytes)
+        self.exchange.held_bytes += n_bytes
 
     def _whole(self, last: _Fields) -> dict[str, Any]:
         """The last turn's answer with the items of all."""

@@ -151,6 +151,30 @@ async def test_embeddings_are_cut_to_the_dimensions_that_were_asked(tmp_path: Pa
         assert await gate.settled() == {"served": 2, "refused": 1}
 
 
+@pytest.mark.parametrize("said", [{"data": [{"index": 0}]}, {"other": []}, {"data": [{"index": 0, "embedding": "abc"}]}])
+async def test_answer_that_is_no_list_of_embeddings_is_the_engines_fault(tmp_path: Path, said: Any) -> None:
+    async def script(call: Call) -> None:
+        call.write(whole(said))
+
+    async with front(tmp_path, script, model={"task": "embed"}) as gate:
+        answer = await gate.ask(request({"model": "stub", "input": "a", "dimensions": 2}, "/v1/embeddings"))
+        assert answer.error["code"] == "engine_crashed"
+        assert await gate.settled() == {"failed": 1}
+
+
+async def test_answers_that_wait_for_later_turns_are_held_within_the_limit_of_bodies(tmp_path: Path) -> None:
+    async with front(tmp_path, reads_texts, model={"task": "embed"}, planned={"n_ubatch": 100_000}) as gate:
+        asked = request({"model": "stub", "input": ["x"] * 200}, "/v1/embeddings")
+        bodies = gate.limits.bodies
+        assert (await gate.ask(asked)).status == 200
+        bodies.limit_bytes = 5000  # one turn's answer, not two
+        refused = await gate.ask(asked)
+        assert (refused.status, refused.error["code"]) == (503, "server_busy")
+        assert len(gate.engine.bodies) == 4 + 2
+        assert await gate.settled() == {"served": 1, "refused": 1}
+        assert bodies.held_bytes == 0
+
+
 async def test_documents_to_rank_are_ranked_together(tmp_path: Path) -> None:
     async with front(tmp_path, reads_texts, model={"task": "rerank"}, planned={"n_ubatch": 100_000}) as gate:
         body = {"model": "stub", "query": "q", "documents": TEXTS, "top_n": 3}
