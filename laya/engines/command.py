@@ -25,6 +25,7 @@ from laya.errors import ConfigError
 from laya.types import EngineAddress, GpuLayers
 
 HOST = "127.0.0.1"
+CONNECT_TIMEOUT_S = 10.0  # a program that accepts no more leaves connections in its backlog, and then those before it
 LAST_LINES = 3  # of its log, in a message
 _PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|errno 98\b|port \d+ is (?:already )?in use", re.IGNORECASE)
 _NOT_PASSED_ON = ("LAYA_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # secrets that it gets where `env` says so
@@ -79,6 +80,7 @@ class CommandLauncher(Launcher):
             dialect="openai",
             model=settings.served_model_name,
             alive_path=settings.health,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
         )
         if settings.health is not None:
             await until_healthy(address, settings.health, self._note)

@@ -75,7 +75,7 @@ async def until_it_answers(
             except httpx.TransportError:
                 response = None  # not listening yet, or gone: whoever waits for the exit will say so
             if response is not None and response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-                return check(task, response)
+                return check(task, response, asked_for=model)
             await asyncio.sleep(RETRY_S)
 
 
@@ -97,8 +97,11 @@ def _client(address: EngineAddress) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, headers=headers, timeout=None, trust_env=False, verify=False)
 
 
-def check(task: Task, response: httpx.Response) -> str | None:
-    """What the answer calls the model. Raises EngineFailed unless it carries what the task is about."""
+def check(task: Task, response: httpx.Response, *, asked_for: str | None = None) -> str | None:
+    """What the answer calls the model. Raises EngineFailed unless it carries what the task is about.
+
+    asked_for: the name of the model that the request said.
+    """
     try:
         answer = response.json()
     except ValueError:
@@ -106,7 +109,9 @@ def check(task: Task, response: httpx.Response) -> str | None:
     if response.status_code != httpx.codes.OK:
         words = error_text(answer)
         hint = f". {NO_POOLING_HINT}" if task == "embed" and "Pooling type 'none'" in words else ""
-        raise EngineFailed(f"its first answer was an error: {words}{hint}")
+        if asked_for is not None and response.status_code == httpx.codes.NOT_FOUND:
+            hint = f". It was asked for '{asked_for}': served_model_name says what it calls the model"
+        raise EngineFailed(f"its first answer was an error: {words.rstrip('.') if hint else words}{hint}")
     if not isinstance(answer, dict) or not _is_shaped(task, answer):
         raise EngineFailed(f"its first answer has no {THINGS[task]}: {response.text[:200]}")
     said = answer.get("model")

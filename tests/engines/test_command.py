@@ -94,6 +94,7 @@ def test_program_is_told_port_model_key_and_threads(
         assert process.pid is not None
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == CHILD_NICE
         assert (address.model, address.dialect) == ("theirs", "openai")
+        assert address.connect_timeout_s  # its backlog may be full
         await process.stop()
         assert process.exit_reason == "killed by signal 15 (asked to stop)"
 

@@ -50,6 +50,12 @@ def test_error_answer_is_told_in_the_engines_words() -> None:
         check("chat", httpx.Response(500, json=answer))
 
 
+def test_program_that_does_not_know_the_name_is_told_where_to_say_it() -> None:
+    answer = httpx.Response(404, json={"error": {"message": "The model `own` does not exist."}})
+    with pytest.raises(EngineFailed, match=r"does not exist. It was asked for 'own': served_model_name says"):
+        check("chat", answer, asked_for="own")
+
+
 def test_answer_that_is_not_json_is_not_ready() -> None:
     with pytest.raises(EngineFailed, match="not JSON: '<html>'"):
         check("chat", httpx.Response(200, text="<html>"))
