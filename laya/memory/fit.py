@@ -19,7 +19,7 @@ from laya.memory.planner import Choice, Model, check_asked, decide, kv_types_for
 from laya.memory.prompt_cache import with_prompt_cache
 from laya.memory.rates import MachineRates
 from laya.memory.sizes import size_text
-from laya.types import AskedSettings, DevicePlan, Plan
+from laya.types import AskedSettings, DevicePlan, Plan, PlannedSettings
 
 DEFAULT_REASON = "the default; each sequence costs a KV cache of its own"
 DEFAULT_NUM_SEQS = 2  # one person and one program; each further one costs the whole KV cache again
@@ -64,6 +64,7 @@ class _Tried(msgspec.Struct, frozen=True, kw_only=True):
 
     asked: AskedSettings
     choice: Choice
+    settings: PlannedSettings
     priced: dict[str, dict[str, int]]
 
 
@@ -76,16 +77,15 @@ def fit(model: Model, asked: AskedSettings, budget: Budget, rates: MachineRates 
     limits = limits_of(model, asked, budget)
     tried: list[_Tried] = []
     for choice in _candidates(model, asked):
-        priced = price(model, decide(model, asked, choice))
-        tried.append(_Tried(asked=asked, choice=choice, priced=priced))
-        if is_within(priced, limits):
+        tried.append(_tried(model, asked, choice))
+        if is_within(tried[-1].priced, limits):
             break
     chosen, wanted = tried[-1], tried[0].choice
     fits = is_within(chosen.priced, limits)
     reasons = _reasons(model, asked, tried, limits)
     if len(tried) == 1 and fits and _may_grow(model, asked):
         growth = grown(model, asked, chosen.choice, budget, rates)
-        chosen = _Tried(asked=asked, choice=growth.choice, priced=price(model, decide(model, asked, growth.choice)))
+        chosen = _tried(model, asked, growth.choice)
         has_grown = growth.choice != wanted
         reasons["max_num_seqs"] = growth.reason if has_grown else f"{DEFAULT_REASON}; {growth.reason}"
     if asked.prompt_cache_bytes is None and fits:
@@ -97,12 +97,12 @@ def fit(model: Model, asked: AskedSettings, budget: Budget, rates: MachineRates 
             DevicePlan(device=device, budget_bytes=limits[device], terms=terms, total_bytes=sum(terms.values()))
             for device, terms in chosen.priced.items()
         ],
-        settings=decide(model, chosen.asked, chosen.choice),
+        settings=chosen.settings,
         reasons=reasons,
         suggestions=[] if fits else suggestions(model, asked, _outside(chosen.choice, wanted), budget),
         verdict=verdict(model, asked, chosen.choice, budget),
         exact=model.shape.bound is None,
-        notes=_notes(model, asked, chosen.choice),
+        notes=_notes(model, asked, chosen),
     )
 
 
@@ -113,8 +113,12 @@ def _outside(chosen: Choice, wanted: Choice) -> Choice:
 
 def _with_prompt_cache(model: Model, tried: _Tried, limits: Limits) -> tuple[_Tried, str]:
     asked, reason = with_prompt_cache(model, tried.asked, tried.choice, limits)
-    priced = price(model, decide(model, asked, tried.choice))
-    return _Tried(asked=asked, choice=tried.choice, priced=priced), reason
+    return _tried(model, asked, tried.choice), reason
+
+
+def _tried(model: Model, asked: AskedSettings, choice: Choice) -> _Tried:
+    settings = decide(model, asked, choice)
+    return _Tried(asked=asked, choice=choice, settings=settings, priced=price(model, settings))
 
 
 def _may_grow(model: Model, asked: AskedSettings) -> bool:
@@ -168,7 +172,7 @@ def _split_reasons(model: Model, asked: AskedSettings, tried: list[_Tried], limi
         return {}
     if asked.gpu_layers == 0:
         return {}
-    settings, every = decide(model, asked, tried[-1].choice), model.shape.n_layer + 1
+    settings, every = tried[-1].settings, model.shape.n_layer + 1
     reasons = {}
     last_inside = next((each for each in reversed(tried) if not each.choice.offloads), tried[0])
     if asked.gpu_layers is None and settings.gpu_layers == every:
@@ -215,7 +219,7 @@ def _choice_text(choice: Choice) -> str:
     return f"{choice.max_num_seqs} x {choice.max_seq_len} tokens at {choice.kv_cache_dtype}"
 
 
-def _notes(model: Model, asked: AskedSettings, chosen: Choice) -> list[str]:
+def _notes(model: Model, asked: AskedSettings, chosen: _Tried) -> list[str]:
     shape, notes = model.shape, []
     if shape.bound:
         notes.append(f"upper bound: {shape.bound}")
@@ -224,11 +228,11 @@ def _notes(model: Model, asked: AskedSettings, chosen: Choice) -> list[str]:
         notes.append(f"n_threads {asked.n_threads} is more than the {cores} engines have here: llama.cpp gets slower")
     if model.projector_bytes:
         notes.append("the projector is counted at 1.4 x its file, an upper bound")
-    if chosen.max_seq_len > shape.n_ctx_train:
-        longer = chosen.max_seq_len
+    if chosen.choice.max_seq_len > shape.n_ctx_train:
+        longer = chosen.choice.max_seq_len
         notes.append(f"max_seq_len {longer} relies on the file's rope scaling, trained {shape.n_ctx_train}")
     if model.correction:
         notes.append(model.correction.words())
-    if decide(model, asked, chosen).is_pool_short:
+    if chosen.settings.is_pool_short:
         notes.append("sequences share one pool of KV tokens: every request gets a ceiling, so that none overflows it")
     return notes

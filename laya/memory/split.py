@@ -74,7 +74,10 @@ def _placed(load: Load, asked: AskedSettings, n_layers: int, kept: int) -> Plann
     if asked.gpus:
         return _balanced(load, sorted(asked.gpus), n_layers, kept, least=1)
     roomiest = sorted((number for number, n_bytes in enumerate(free) if n_bytes), key=lambda number: -free[number])
-    tried = (_balanced(load, sorted(roomiest[:n_gpus]), n_layers, kept) for n_gpus in range(1, len(roomiest)))
+    single = _with_counts(load, _by_number(load, roomiest[:1], [n_layers]), n_layers, kept)
+    least_bytes = sum(_layer_bytes(msgspec.structs.replace(load, settings=single))[-n_layers:])
+    enough = [n_gpus for n_gpus in range(1, len(roomiest)) if sum(free[at] for at in roomiest[:n_gpus]) > least_bytes]
+    tried = (_balanced(load, sorted(roomiest[:n_gpus]), n_layers, kept) for n_gpus in enough)
     fitting = next((settings for settings in tried if is_on_gpus(load, settings)), None)
     return fitting or _balanced(load, sorted(roomiest), n_layers, kept)
 
