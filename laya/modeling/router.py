@@ -9,8 +9,12 @@ Custom routers register by name (`register_router`) and are made by it (`make_ro
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -136,8 +140,8 @@ class LayaRouter(nn.Module):
             if torch.compiler.is_compiling():
                 if cpu.AVAILABLE and x.device.type == "cpu":
                     return cpu.gate_op(x, self._fold(), self.rule, *self._vectors())
-            elif cpu.can_take(x, weight := self.folded_weight()):
-                return cpu.gate_rows(x, weight, self.rule, *self._vectors())
+            elif kernel := _kernel_for(x, weight := self.folded_weight(), self.rule):
+                return kernel.gate_rows(x, weight, self.rule, *self._vectors())
         logits = self._logits(x.float())
         weights, ids = select(logits, self.rule, _float(self.choice_bias), _float(self.expert_scale))
         return logits, weights, ids
@@ -156,6 +160,21 @@ class LayaRouter(nn.Module):
     def extra_repr(self) -> str:
         form = f"projection {self.projection.shape[0]}, " if self.is_projected else ""
         return f"hidden_size={self.hidden_size}, {form}{self.rule}"
+
+
+def _kernel_for(x: Tensor, weight: Tensor, rule: GateRule) -> ModuleType | None:
+    if x.device.type == "cpu":
+        return cpu if cpu.can_take(x, weight) else None
+    kernel = _triton() if x.device.type == "cuda" else None
+    return kernel if kernel is not None and kernel.can_take(x, weight, rule) else None
+
+
+@lru_cache(maxsize=1)
+def _triton() -> ModuleType | None:
+    """Where torch is a build for a GPU, triton comes with it."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module("laya.modeling.kernels.triton_gate")
 
 
 def _float(vector: Tensor | None) -> Tensor | None:
