@@ -18,8 +18,8 @@ USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
 
 
 class OtherServer:
-    """`mode`: "", 500, 429, 401, redirect, hang, drop (mid-body), raw: `raw` as it is, `raw_again` until the client has
-    left. Requests that came are in `heads` and `bodies`."""
+    """`mode`: "", 500, 429, 401, redirect, hang, drop (mid-body), gate (each waits for `gate`), raw: `raw` as it is,
+    `raw_again` until the client has left. Requests that came are in `heads` and `bodies`."""
 
     def __init__(self, cert: Path | None = None, base: str = "/v1") -> None:
         self.mode = ""
@@ -29,6 +29,9 @@ class OtherServer:
         self.heads: list[dict[str, str]] = []
         self.bodies: list[dict[str, Any]] = []
         self.ended = threading.Event()
+        self.gate = threading.Event()
+        self.n_at_gate = self.most_at_gate = 0
+        self.counting = threading.Lock()
         server = self
         self._httpd = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"server_of": server}))
         self._httpd.daemon_threads = True
@@ -44,6 +47,7 @@ class OtherServer:
 
     def stop(self) -> None:
         self.ended.set()
+        self.gate.set()
         self._httpd.shutdown()
         self._httpd.server_close()
         self._thread.join()
@@ -69,11 +73,22 @@ class _Handler(BaseHTTPRequestHandler):
         right = self.path == self.server_of.base + "/models" and self.headers["authorization"] == f"Bearer {KEY}"
         self._reply({"object": "list", "data": []}, 200 if right else 401)
 
+    def _wait_at_gate(self) -> None:
+        other = self.server_of
+        with other.counting:
+            other.n_at_gate += 1
+            other.most_at_gate = max(other.most_at_gate, other.n_at_gate)
+        other.gate.wait()
+        with other.counting:
+            other.n_at_gate -= 1
+
     def do_POST(self) -> None:
         other = self.server_of
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         other.heads.append({name.lower(): value for name, value in self.headers.items()})
         other.bodies.append(body)
+        if other.mode == "gate":
+            self._wait_at_gate()
         if other.forward_to is not None:
             passed = {"x-request-id": self.headers["x-request-id"]}
             answer = httpx.post(other.forward_to + "/chat/completions", json=body, headers=passed, trust_env=False)

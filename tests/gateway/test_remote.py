@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from .live import Serving, model_state, plain, sdk
+from .live import Serving, model_state, plain, sdk, until
 from .other_server import KEY, MODEL, USAGE, OtherServer
 
 pytestmark = pytest.mark.engine
@@ -29,6 +29,7 @@ models:
           progress_timeout_s: 2, cost: {{input_per_million: 2.5, output_per_million: 10, currency: EUR}}}}
 {failing}  two: {{engine: remote, urls: [{one}, {two}], model: their-model, key_file: {key},
         progress_timeout_s: 2}}
+  narrow: {{engine: remote, urls: [{one}, {two}], model: their-model, key_file: {key}, max_num_seqs: 1}}
   swapped: {{engine: remote, urls: [{swapped}, {two}], model: their-model, key_file: {key}, ca_file: {cert}}}
   away: {{engine: remote, url: "http://127.0.0.1:9/v1", connect_timeout_s: 2}}
   half-away: {{engine: remote, urls: ["http://127.0.0.1:9/v1", {two}], model: their-model, key_file: {key}}}
@@ -183,6 +184,7 @@ def test_headers_are_sent_and_no_byte_is_counted(others: Others, client: openai.
         ("429", 429, "takes no more requests now: too many"),
         ("redirect", 502, r"redirects \(302\), and redirects are not followed"),
         ("hang", 503, r"has said nothing to a request for \d+ s"),
+        ("drop", 502, "broke off: it closed the connection"),
     ],
 )
 def test_each_failure_has_its_answer(others: Others, client: openai.OpenAI, mode: str, status: int, words: str) -> None:
@@ -405,16 +407,41 @@ def test_pool_goes_to_another_server_only_where_a_rule_says_so(others: Others, c
     assert (told["models"], told["spills"]) == (["mixed", "safe"], True)
 
 
+def test_each_address_gets_no_more_at_once_than_it_may(others: Others, client: openai.OpenAI) -> None:
+    with plain(others.serving) as http:
+        http.post("/admin/models/narrow/load").raise_for_status()
+    for other in (others.one, others.two):
+        other.mode = "gate"
+    with ThreadPoolExecutor(6) as six:
+        asked = [six.submit(client.chat.completions.create, model="narrow", messages=USER) for _ in range(6)]
+        until(lambda: model_state(others.serving, "narrow")["queued"] == 4)
+        assert (others.one.n_at_gate, others.two.n_at_gate) == (1, 1)
+        for other in (others.one, others.two):
+            other.gate.set()
+        assert {each.result().model for each in asked} == {"narrow"}
+    assert (others.one.most_at_gate, others.two.most_at_gate) == (1, 1)
+
+
 def test_costs_are_told_beside_usage_and_before(others: Others, client: openai.OpenAI) -> None:
     with plain(others.serving) as http:
+
+        def used(model: str) -> tuple[int, int, float]:
+            """Tokens of prompts and answers, and euros, so far: the store is older than this server."""
+            rows = http.get("/admin/usage", params={"by": "model"}).json()["usage"]
+            row = next((row for row in rows if row["model"] == model), None)
+            if row is None:
+                return 0, 0, 0.0
+            return row["prompt_tokens"], row["generated_tokens"], row["costs"].get("EUR", 0.0)
+
+        before, free = used("plain"), used("safe")
         client.chat.completions.create(model="plain", messages=USER)
         client.chat.completions.create(model="safe", messages=USER)
-        rows = {row["model"]: row for row in http.get("/admin/usage", params={"by": "model"}).json()["usage"]}
+        until(lambda: used("plain")[1] > before[1] and used("safe")[1] > free[1])
+        n_in, n_out, euros = (now - then for now, then in zip(used("plain"), before, strict=True))
+        assert (n_in, n_out) == (USAGE["prompt_tokens"], USAGE["completion_tokens"])
+        assert euros == pytest.approx((2.5 * n_in + 10 * n_out) / 1_000_000)
+        assert used("safe")[2] == 0.0
         told = http.get("/admin/route/explain", params={"model": "plain"}).json()
-    own = rows["plain"]
-    amount = (2.5 * own["prompt_tokens"] + 10 * own["generated_tokens"]) / 1_000_000
-    assert own["generated_tokens"] >= 2 and own["costs"] == {"EUR": pytest.approx(amount)}
-    assert rows["safe"]["costs"] == {}
     assert told["tried"][0]["candidates"][0]["cost"] == "2.5 in, 10 out EUR"
 
 
