@@ -26,6 +26,7 @@ class OtherServer:
         self.raw = self.raw_again = b""
         self.base = base
         self.forward_to: str | None = None  # a base URL that gets what comes, as by a proxy
+        self.state: dict[str, Any] | None = None  # of another Laya, which it then passes for
         self.heads: list[dict[str, str]] = []
         self.bodies: list[dict[str, Any]] = []
         self.ended = threading.Event()
@@ -69,6 +70,9 @@ class _Handler(BaseHTTPRequestHandler):
                 while not self.server_of.ended.wait(pause_s):
                     self.wfile.write(piece)
             self.close_connection = True
+            return
+        if self.server_of.state is not None and self.path == "/admin/state":
+            self._reply(self.server_of.state, 200)
             return
         right = self.path == self.server_of.base + "/models" and self.headers["authorization"] == f"Bearer {KEY}"
         self._reply({"object": "list", "data": []}, 200 if right else 401)

@@ -16,6 +16,7 @@ import pytest
 from laya.cli.main import app
 
 from .live import Serving, model_state, plain, sdk, until
+from .other_server import KEY, OtherServer
 
 pytestmark = pytest.mark.engine
 PROGRAM = Path(__file__).parent.parent / "engines" / "openai_program.py"
@@ -213,6 +214,47 @@ def test_a_reload_takes_peers_away_and_brings_them_back(house: House, client: op
     house.reload(house.front, house.front_config())
     until(lambda: "cellar/both" in house.listed(), TOLD_S)
     assert client.chat.completions.create(model="cellar/both", messages=USER).model == "cellar/both"
+
+
+@pytest.fixture(scope="module")
+def failing(
+    start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[OtherServer, OtherServer, Serving]]:
+    """A server with two scripted peers: one that is preferred and fails, and one that has less room."""
+    key = tmp_path_factory.mktemp("failing") / "key"
+    key.write_text(KEY)
+    first, second = OtherServer(), OtherServer()
+    for other, reserved_bytes in ((first, 0), (second, 50)):
+        memory = {"budget_bytes": 100, "reserved_bytes": reserved_bytes}
+        other.state = {"version": "9", "memory": memory, "models": [{"id": "m", "state": "unloaded", "task": "chat"}]}
+    said = {name: {"url": other.url, "key_file": str(key)} for name, other in (("first", first), ("second", second))}
+    server = start_server(config=f"progress_timeout_s: 2\npeers: {json.dumps(said)}\n")
+    yield first, second, server
+    server.stop()
+    for other in (first, second):
+        other.stop()
+
+
+@pytest.mark.parametrize("mode", ["", "500", "429", "401", "hang", "drop"])
+def test_what_one_peer_fails_another_one_serves(failing: tuple[OtherServer, OtherServer, Serving], mode: str) -> None:
+    first, second, server = failing
+    client = sdk(server)
+    first.mode = ""
+    with plain(server) as http:
+        until(lambda: {"first/m", "second/m"} <= ids_of(http), TOLD_S)
+        for _ in range(12):  # a tenth of the requests may be tried a second time
+            client.chat.completions.create(model="m", messages=USER)
+        until(lambda: model_state(server, "first/m")["state"] == "unloaded")
+    first.mode = mode
+    answer = client.chat.completions.create(model="m", messages=USER)
+    assert answer.choices[0].message.content == "from afar"
+    assert answer.model == ("second/m" if mode else "first/m")
+    if mode:
+        with pytest.raises(openai.APIStatusError):  # who names the peer hears of its failure
+            client.chat.completions.create(model="first/m", messages=USER)
+        first.mode = ""
+        client.chat.completions.create(model="first/m", messages=USER)
+    assert not second.mode
 
 
 def test_a_peer_that_vanishes_is_passed_over_and_one_that_is_back_serves(house: House, client: openai.OpenAI) -> None:
