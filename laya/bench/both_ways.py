@@ -82,7 +82,9 @@ class BothWays:
             self._dice.shuffle(words)
             words.insert(0, self._first)
         content = " ".join(["Words:", *words])
-        return {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens} | self._more
+        likeliest = {"temperature": 0} if is_kept else {}  # or an answer might begin with a token that has no text
+        messages = [{"role": "user", "content": content}]
+        return {"messages": messages, "max_tokens": max_tokens} | likeliest | self._more
 
     async def turn(self, way: str, chats: Sequence[dict[str, Any]]) -> Turn:
         """These chats at once. Raises EngineFailed where the counters say that they went another way."""

@@ -187,7 +187,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--prompt-words", type=int, default=225, help="about 256 tokens with those of a template")
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--warm-pairs", type=int, default=100, help="of one prompt that the engine has")
-    parser.add_argument("--warm-tokens", type=int, default=2)
+    parser.add_argument("--warm-tokens", type=int, default=4)
     parser.add_argument("--at-most-ms", type=float, default=float("inf"))
     options, flags = parser.parse_known_args(argv)
     console = Console(stderr=options.json, highlight=False, width=150)

@@ -160,7 +160,8 @@ def _answer(side: Side, reader: _Reader) -> Answer:
             if any(choice.get("delta", {}).get("content") for choice in event.choices):
                 content_s.append(at_s)
     if not is_done or usage is None or not content_s:
-        raise EngineFailed(f"{side.name} streamed {len(content_s)} tokens, usage {usage}, and then no [DONE].")
+        last = "[DONE]" if is_done else "no [DONE]"
+        raise EngineFailed(f"{side.name} streamed {len(content_s)} pieces of text, usage {usage} and {last}.")
     return Answer(
         content_s=content_s,
         end_s=reader.pieces[-1][0],
