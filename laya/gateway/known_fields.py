@@ -67,7 +67,7 @@ _NOT_DONE = {
     "structured_outputs": _USE_FORMAT,
     "system": "use a message with the role 'system'",
     "think": "use 'chat_template_kwargs': {\"enable_thinking\": ...}",
-    "truncate_prompt_tokens": "set `overflow: truncate_oldest` of the model in the config",
+    "truncate_prompt_tokens": "set `overflow: trim` of the model in the config",
     "use_beam_search": "there is no beam search",
     "web_search_options": "this server searches nothing; offer a tool of your own",
 }

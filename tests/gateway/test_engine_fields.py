@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
+import msgspec
 import pytest
+import yaml
 
+from laya.config.settings import ModelSettings
 from laya.errors import InvalidRequest, NotSupported
-from laya.gateway.body import parse_body
+from laya.gateway.body import ChatHead, CompletionHead, parse_body
+from laya.gateway.known_fields import _NOT_DONE, _OF_CHATS, _OF_COMPLETIONS, OF_LLAMACPP
 from laya.types import EndpointKind
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -105,6 +110,14 @@ def undone(body: dict[str, Any], **fields: Any) -> Any:
 def test_what_makes_another_answer_is_told_by_name(body: dict[str, Any], fields: dict[str, Any]) -> None:
     error = undone(body, **fields)
     assert isinstance(error, NotSupported) and [error.param] == list(fields)
+
+
+def test_what_to_do_instead_is_there_to_be_done() -> None:
+    known = {*ChatHead.__struct_fields__, *CompletionHead.__struct_fields__, *OF_LLAMACPP, "pattern", "system"}
+    for advice in (each for table in (_NOT_DONE, _OF_CHATS, _OF_COMPLETIONS) for each in table.values()):
+        assert set(re.findall(r"'(\w+)'", advice)) <= known | set(ModelSettings.__struct_fields__), advice
+        for setting in re.findall(r"`(.*)`", advice):
+            msgspec.convert(yaml.safe_load(setting), ModelSettings)
 
 
 @pytest.mark.parametrize(
