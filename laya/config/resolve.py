@@ -34,6 +34,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineName = "llamacpp"
     program: Program | None = None  # engine: command
     remote: Remote | None = None  # engine: remote
+    ray_address: str | None = None  # of the cluster that this server uses
     vllm: Vllm | None = None  # engine: vllm
     cost: Cost | None = None
     peer: str | None = None  # the other Laya whose model it is
@@ -136,6 +137,7 @@ def resolve(config: Config, model_id: str) -> ResolvedModel:
         aliases=tuple(entry.aliases),
         program=read_program(entry) if entry.cmd is not None else None,
         remote=remote,
+        ray_address=config.ray.address,
         vllm=read_vllm(entry) if decided.get("engine") == "vllm" else None,
         cost=entry.cost,
         peer=peered[0] if peered is not None else None,

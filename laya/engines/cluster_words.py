@@ -23,8 +23,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     memory_bytes: int  # its memory resource: all that may be promised on it
     others_bytes: int  # of it, what is promised to others than engines of this gateway
-    n_gpus: int = 0
-    free_gpus: float = 0.0
+    free_gpus: int = 0  # that Ray has given to nobody
 
 
 class WantedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +47,7 @@ class NodeSurvey(msgspec.Struct, frozen=True, kw_only=True):
     available_bytes: int  # of its memory, without swapping
     n_cores: int  # that engines may use
     files: list[str]  # where the wanted files are there, in their order
+    gpu_bytes: list[int]  # what may be planned with on each GPU that its engine can use
     missing: str  # why one of them cannot be used there; "": all are there
 
 

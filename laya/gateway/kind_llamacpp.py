@@ -34,7 +34,8 @@ class LlamaCppKind:
     ) -> Plan:
         packages = packages_for(settings.engine_path, home_path())
         n_cards = len(budget.gpu_bytes)
-        why_not = why_no_gpu(settings.engine_path, packages, n_cards) if any(budget.gpu_bytes) else None
+        is_asked = any(budget.gpu_bytes) and not budget.is_elsewhere
+        why_not = why_no_gpu(settings.engine_path, packages, n_cards) if is_asked else None
         if why_not is not None:
             budget = msgspec.structs.replace(budget, gpu_bytes=(), why_no_gpu=why_not)
         return plan_file(

@@ -87,6 +87,7 @@ class VllmKind:
             quantization=settings.quantization,
             args=settings.args,
             gpus=settings.gpus,
+            ray_address=settings.ray_address,
             chat_template=template,
             tool_parser=None if "tool-call-parser" in settings.args else tool_parser_of(template or _template(file)),
             ceiling_bytes=ceiling_bytes(plan, settings.memory_limit_bytes),

@@ -100,7 +100,7 @@ class Placing:
             ledger.set_total(account(spot.node.name), spot.total_bytes)
             ledger.reserve(endpoint.name, account(spot.node.name), settings.ceiling_bytes, overdraw=not plan.fits)
             endpoint.node = spot.node.name
-            return PlacedSettings(node=spot.node, engine=settings), plan
+            return PlacedSettings(node=spot.node, engine=settings, n_gpus=len(plan.settings.gpus)), plan
 
     def avoid(self, node: str) -> None:
         """An engine was lost there: for a while it gets none as long as another will do."""
@@ -196,6 +196,8 @@ class Placing:
             limit=spot.limit,
             total_bytes=spot.total_bytes,
             memory_bytes=spot.node.memory_bytes,
+            gpu_bytes=gpus_for_one(spot.survey.gpu_bytes, spot.node.free_gpus),
+            is_elsewhere=True,
         )
         return await self._others.loading.plan(endpoint, file, budget, n_threads=spot.survey.n_cores)
 
@@ -265,6 +267,17 @@ class Placing:
 
     def _held_bytes(self, endpoint: Endpoint) -> int:
         return self._others.loading.ledger.held_by(endpoint.name, account(endpoint.node or ""))
+
+
+def gpus_for_one(gpu_bytes: list[int], n_free: int) -> tuple[int, ...]:
+    """What an engine can count on, which Ray gives whole GPUs, and says which ones only then: as much of each as the
+    fullest of the emptiest has.
+
+    >>> gpus_for_one([500, 23000, 22000], 2)
+    (22000, 22000)
+    """
+    emptiest = sorted(gpu_bytes, reverse=True)[:n_free]
+    return (min(emptiest),) * len(emptiest) if emptiest else ()
 
 
 def account(node: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,21 @@ import msgspec
 import ray
 
 import laya
+from laya.engines.builds import packages_for
 from laya.engines.ceiling import Ceilings
 from laya.engines.ceiling_place import claim
 from laya.engines.child import spawn_from_this_thread
 from laya.engines.cluster_words import EngineNews, NodeSurvey, Wanted, decode_settings
 from laya.engines.cpu_time import family_cpu_s
+from laya.engines.gpu_build import VULKAN, gpu_build, why_no_gpu
 from laya.engines.log import EngineLog
 from laya.engines.process import EngineProcess
+from laya.engines.settings import EngineSettings
 from laya.errors import LayaError
-from laya.memory import Machine, mounts
+from laya.memory import GpuMeter, Machine, mounts
+from laya.memory.vllm_place import usable_bytes
 from laya.models import home_path, resolve
+from laya.types import PlannedSettings
 
 logger = logging.getLogger(__name__)
 NEWS_EVERY_S = 0.5
@@ -48,9 +54,20 @@ def survey(wanted: Wanted) -> dict[str, Any]:
         available_bytes=machine.available_bytes(),
         n_cores=machine.cores(),
         files=files,
+        gpu_bytes=_gpu_bytes(),
         missing=missing,
     )
     return dict(msgspec.to_builtins(told))
+
+
+def _gpu_bytes() -> list[int]:
+    """Of each GPU, where this node's own build of llama.cpp can use them."""
+    cards = GpuMeter().read()
+    if not cards:
+        return []
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides them from who asks for none
+    is_usable = why_no_gpu(None, packages_for(None, home_path()), len(cards)) is None
+    return [usable_bytes(card) for card in cards] if is_usable else []
 
 
 def find(path: Path, n_bytes: int, name: str | None) -> Path:
@@ -84,7 +101,7 @@ class EngineActor:
         """Its address, or the error, once the engine has answered or ended."""
         spawn_from_this_thread()
         ceilings = _claim_ceilings()
-        settings = msgspec.structs.replace(self._settings, host=self._host)
+        settings = at_node(self._settings, self._host, sorted(map(int, ray.get_gpu_ids())))
         self._engine = EngineProcess(settings, self._log, ceilings=ceilings)
         self._spawn(self._watch_ceiling(ceilings))
         try:
@@ -133,6 +150,26 @@ class EngineActor:
         while self._exit_reason is None:
             ceilings.check_watched()
             await asyncio.sleep(WATCH_EVERY_S if ceilings.is_watching else NEWS_EVERY_S)
+
+
+def at_node(settings: EngineSettings, host: str, gpus: list[int]) -> EngineSettings:
+    """The settings with what only the node knows: its address, its build of llama.cpp, and the GPUs that Ray gave."""
+    packages, on_gpus = packages_for(None, home_path()), bool(settings.planned.gpus)
+    return msgspec.structs.replace(
+        settings,
+        host=host,
+        planned=on_these(settings.planned, gpus),
+        packages=packages,
+        sees_all_gpus=on_gpus and gpu_build(None, packages).kind == VULKAN,
+    )
+
+
+def on_these(planned: PlannedSettings, gpus: list[int]) -> PlannedSettings:
+    """The same layers, on these GPUs instead of the first ones."""
+    if not planned.gpus:
+        return planned
+    layers = dict(zip(gpus, (planned.tensor_split[number] for number in planned.gpus), strict=True))
+    return msgspec.structs.replace(planned, tensor_split=tuple(layers.get(n, 0) for n in range(gpus[-1] + 1)))
 
 
 class _ToldLog(EngineLog):

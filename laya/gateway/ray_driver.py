@@ -187,8 +187,7 @@ class Driver:
                     address=each["NodeManagerAddress"],
                     memory_bytes=int(has["memory"]),
                     others_bytes=max(0, taken_bytes - own[node_id]),
-                    n_gpus=int(has.get("GPU", 0)),
-                    free_gpus=float(left.get("GPU", 0)),
+                    free_gpus=int(left.get("GPU", 0)),
                 )
             )
         return found

@@ -39,6 +39,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     is_users: bool = False  # the user's own memory.budget is what binds
     gpu_bytes: tuple[int, ...] = ()  # of each GPU, by its number, what may be planned with
     why_no_gpu: str = "no GPU was found"  # where none may be
+    is_elsewhere: bool = False  # of another machine, which has said itself whether its engine can use its GPUs
 
     @property
     def taken_bytes(self) -> int:

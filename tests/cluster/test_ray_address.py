@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from laya.config import load_config
 from laya.config.ray import address_fault
 from laya.engines.cluster import Cluster
 from laya.errors import ConfigError, EngineFailed, LayaError
+from laya.gateway.placing import gpus_for_one
+from laya.types import PlannedSettings
+from tests.engines.conftest import SMALL
 
 
 @pytest.mark.parametrize(
@@ -60,3 +64,22 @@ def test_file_of_a_model_is_found_on_a_node(tmp_path: Path, monkeypatch: pytest.
         find(here, 4, None)
     with pytest.raises(LayaError):
         find(here, 4, "another")
+
+
+def test_layers_go_to_the_gpus_that_ray_gave(make_planned: Callable[..., PlannedSettings]) -> None:
+    from laya.gateway.ray_actor import on_these
+
+    planned = make_planned(gpu_layers=31, tensor_split=(20, 11))
+    assert on_these(planned, [2, 5]).tensor_split == (0, 0, 20, 0, 0, 11)
+    assert on_these(planned, [2, 5]).gpus == (2, 5)
+    assert on_these(make_planned(), []) == make_planned()
+
+
+def test_an_engine_counts_on_whole_gpus_that_are_free() -> None:
+    assert gpus_for_one([500, 23000, 22000], 2) == (22000, 22000)
+    assert gpus_for_one([23000], 0) == gpus_for_one([], 2) == ()
+
+
+@pytest.fixture
+def make_planned() -> Callable[..., PlannedSettings]:
+    return lambda **fields: PlannedSettings(**SMALL | fields)
