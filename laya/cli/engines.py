@@ -130,6 +130,10 @@ def install(
     with Installation(home) as installation:
         installation.unpack(_fetched(installation, console, build, found, wheel))
         build = installation.finish(installation.prove(build, needs_gpu=check and line is not None))
+    if build.kind in ("rocm", "vulkan"):
+        console.print(
+            " [yellow]note[/]     layers go to the card by `gpu_layers: all` or a number; its memory is not planned"
+        )
     for device in build.devices:
         console.print(f" [green]found[/]    {shown(device)}")
     if use_it:

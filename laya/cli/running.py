@@ -11,7 +11,7 @@ from rich.table import Table
 
 from laya.cli.client import ServerClient
 from laya.cli.output import print_json, print_table, printable, printable_lines, shown
-from laya.types import ANY_LENGTH, MIB
+from laya.types import ALL_LAYERS, ANY_LENGTH, MIB
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[str, typer.Argument(help="Model id or alias.")]
@@ -90,7 +90,8 @@ def _gpu_of(layers: dict[str, Any] | None) -> str:
     """`33/33`: layers on GPUs, of all; in red where more were planned there."""
     if layers is None:
         return "-"
-    words = f"{layers['loaded']}/{layers['total'] or layers['planned']}" if layers["planned"] else "none"
+    most = layers["total"] or (layers["planned"] if layers["planned"] < ALL_LAYERS else "all")
+    words = f"{layers['loaded']}/{most}" if layers["planned"] else "none"
     return f"[red]{words}[/]" if layers["loaded"] < layers["planned"] or layers["why_none"] else words
 
 

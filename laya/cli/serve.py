@@ -25,7 +25,7 @@ from laya.gateway.live_keys import lasts
 from laya.gateway.operating import ConfigSource
 from laya.gateway.server import Gateway
 from laya.gateway.server import run as run_server
-from laya.memory import size_text
+from laya.memory import GpuMeter, size_text
 from laya.models import home_path
 from laya.routing import NATIVE, WHY_NOT_NATIVE
 from laya.types import MIB, ModelStatus
@@ -70,7 +70,12 @@ def serve(
     sock = listen(config.server.host, config.server.port)
     preload = names or [name for name in config.models if config.for_model(name).preload]
     router = "native" if NATIVE else f"plain Python ({WHY_NOT_NATIVE})"
-    console.print(f" [dim]engine[/]    {used(home).words};  request router {router}")
+    build = used(home)
+    console.print(f" [dim]engine[/]    {build.words};  request router {router}")
+    if build.kind == "cpu" and config.for_model("").engine_path is None:
+        for card in GpuMeter().read():
+            words = "the engine is CPU only; laya doctor says what to do"
+            console.print(f" [bold red]GPU idle[/]  {shown(card.name)}: {words}")
     raise typer.Exit(
         run_server(
             config,

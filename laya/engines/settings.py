@@ -14,7 +14,8 @@ import msgspec
 
 from laya.config import Remote, RemoteUrl
 from laya.engines.arguments import check_args
-from laya.errors import BadModelFile, ConfigError
+from laya.engines.builds import PACKAGE
+from laya.errors import BadModelFile, ConfigError, EngineFailed
 from laya.types import PlannedSettings
 
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
@@ -81,6 +82,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         own = self.engine_path
         if own is not None and (own.is_dir() or not os.access(own, os.X_OK)):
             raise ConfigError(f"engine_path: {self.engine_path} is not a program that can be run", param="engine_path")
+        if self.packages is not None and not (self.packages / PACKAGE).is_dir():  # another build would be found instead
+            raise EngineFailed(f"The engine build {self.packages} is not on this machine", param="model")
         if self.pooling is not None and self.planned.task not in ("embed", "rerank"):
             told = f"pooling: {self.pooling} goes with task embed or rerank, not {self.planned.task}"
             raise ConfigError(told, param="pooling")

@@ -17,6 +17,8 @@ from laya.memory import LLAMA_SERVER, Budget, ceiling_bytes, plan_file, read_fac
 from laya.models import home_path, resolve
 from laya.types import AskedSettings, ModelFile, Plan
 
+UNTOLD = ("rocm", "vulkan")  # builds for cards whose memory NVML does not tell
+
 
 class LlamaCppKind:
     """See kinds.Kind."""
@@ -32,13 +34,15 @@ class LlamaCppKind:
     def plan(
         self, settings: ResolvedModel, file: ModelFile, asked: AskedSettings, budget: Budget, learned: Corrections
     ) -> Plan:
-        packages = packages_for(settings.engine_path, home_path())
+        packages, unplanned = packages_for(settings.engine_path, home_path()), unplanned_layers(settings, asked)
+        if unplanned:
+            asked = msgspec.structs.replace(asked, gpu_layers=None, gpus=(), tensor_split=())
         n_cards = len(budget.gpu_bytes)
         is_asked = any(budget.gpu_bytes) and not budget.is_elsewhere
         why_not = why_no_gpu(settings.engine_path, packages, n_cards) if is_asked else None
         if why_not is not None:
             budget = msgspec.structs.replace(budget, gpu_bytes=(), why_no_gpu=why_not)
-        return plan_file(
+        plan = plan_file(
             file.path,
             asked,
             budget,
@@ -47,6 +51,11 @@ class LlamaCppKind:
             rates=kept_rates(learned.path),
             correction=learned.of(settings, file.path),
         )
+        if not unplanned:
+            return plan
+        note = "gpu_layers as you say: what they take of the card is not planned, and RAM is planned as without them"
+        chosen = msgspec.structs.replace(plan.settings, gpu_layers=unplanned)
+        return msgspec.structs.replace(plan, settings=chosen, notes=[*plan.notes, note])
 
     def start(
         self, settings: ResolvedModel, file: ModelFile, plan: Plan, threads_file: str | None, *, name: str = ""
@@ -86,6 +95,12 @@ class LlamaCppKind:
         learned.learn(settings, file.path, plan, peak_bytes, was_killed=was_killed)
 
 
+def unplanned_layers(settings: ResolvedModel, asked: AskedSettings) -> int:
+    """Layers that the user wants on a card whose memory nothing tells here: with a build for ROCm or Vulkan."""
+    is_untold = settings.engine_path is None and used(home_path()).kind in UNTOLD
+    return (asked.gpu_layers or 0) if is_untold else 0
+
+
 def why_on_cpu(settings: ResolvedModel, plan: Plan) -> str | None:
     """Why all of it is computed by the CPU, where a build for a GPU was chosen and nobody asked for the CPU."""
     if plan.settings.gpu_layers or settings.engine_path is not None or settings.gpu_layers == 0:
@@ -93,6 +108,10 @@ def why_on_cpu(settings: ResolvedModel, plan: Plan) -> str | None:
     build = used(home_path())
     if build.kind == "cpu":
         return None
+    if build.kind in UNTOLD:
+        return (
+            f"what a card holds is not known to a build for {build.hardware}; gpu_layers: all puts them there unplanned"
+        )
     return plan.reasons.get("gpu_layers") or why_no_gpu(None, build.folder) or "no GPU was found"
 
 

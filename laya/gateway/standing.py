@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from laya.types import DevicePlan, GpuLayers, ModelState, ModelStatus, Plan
+from laya.types import ALL_LAYERS, DevicePlan, GpuLayers, ModelState, ModelStatus, Plan
 
 _BEST_FIRST: tuple[ModelState, ...] = ("ready", "degraded", "loading", "draining", "failed", "unloaded")
 
@@ -49,8 +49,9 @@ def fallen_words(layers: GpuLayers) -> str:
         why = layers.why_none
         return f"No layer is on a GPU, though the engine is built for one: {why}. The CPU computes everything."
     if not layers.loaded:
+        n_planned = f"{layers.planned} " if layers.planned < ALL_LAYERS else ""
         return (
-            f"None of the {layers.planned} layers planned for a GPU is on one: the CPU computes everything. "
+            f"None of the {n_planned}layers planned for a GPU is on one: the CPU computes everything. "
             "`laya doctor` tells what is wrong with the GPU or the engine's build."
         )
     return f"{layers.loaded} of the {layers.planned} layers planned for a GPU are on one, the CPU has the rest."

@@ -128,22 +128,36 @@ def test_programs_of_ones_own_and_a_choice_that_is_gone_are_listed(laya: Laya, h
 
 
 @pytest.mark.engine
+@pytest.mark.parametrize(
+    ("kind", "words", "error"),
+    [
+        (("cuda", "--toolkit", "12.8"), (), "No layer is on a GPU, though the engine is built for one: "),
+        (("vulkan",), (), "one: what a card holds is not known to a build for Vulkan; gpu_layers: all puts them there"),
+        (("vulkan",), ("--gpu-layers", "all"), "None of the layers planned for a GPU is on one"),
+    ],
+)
 def test_model_that_a_gpu_build_runs_without_a_gpu_is_degraded(
-    laya: Laya, home: Path, tmp_path: Path, laya_home: Path
+    laya: Laya,
+    home: Path,
+    tmp_path: Path,
+    laya_home: Path,
+    kind: tuple[str, ...],
+    words: tuple[str, ...],
+    error: str,
 ) -> None:
     """The real engine under the name of a build for a card: as after an update that took the driver away."""
     home.mkdir()
     (home / "models").symlink_to(laya_home / "models")
     wheel = repack(tmp_path)
-    code, _, err = laya("install", "cuda", "--wheel", str(wheel), "--no-check", "--toolkit", "12.8")
+    code, _, err = laya("install", *kind, "--wheel", str(wheel), "--no-check")
     assert code == 0, err
-    server = RunningServer(home, ("smollm2", "--max-seq-len", "256", "--max-num-seqs", "1"), tmp_path)
+    server = RunningServer(home, ("smollm2", "--max-seq-len", "256", "--max-num-seqs", "1", *words), tmp_path)
     try:
         server.wait_ready()
         model = next(each for each in server.state()["models"] if each["state"] != "unloaded")
         assert model["state"] == "degraded"
-        assert "No layer is on a GPU, though the engine is built for one: " in model["error"]
+        assert error in model["error"]
         said = "".join(server.said)
-        assert "engine    llama.cpp (xllamacpp" in said and ", CUDA 12.8;" in said
+        assert f", {builds.used(home).hardware};  request router" in said
     finally:
         assert server.stop() == 0

@@ -111,7 +111,7 @@ def test_port_in_use_names_the_process(laya_home: Path, tmp_path: Path) -> None:
         (("-c", "100000"), "above the 8192 tokens"),
         (("-c",), "-c"),
         (("--gpu-memory-utilization", "0.9"), "--memory-budget 80%"),
-        (("--tensor-parallel-size", "2"), "no GPU engine is here yet"),
+        (("--tensor-parallel-size", "2"), "llama.cpp gives each GPU whole layers: write --gpus 0,1"),
         (("--quantization", "awq"), "awq"),
         (("--memory-budget", "lots"), "lots"),
         (("--config", "gone.yaml"), "gone.yaml"),

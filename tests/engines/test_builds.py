@@ -199,6 +199,9 @@ def test_model_runs_by_the_build_that_is_installed(
     version = version_in(wheel)
     build = install(tmp_path, wheel, Build(name=f"cpu-{version}", kind="cpu", version=version))
 
+    with pytest.raises(EngineFailed, match="is not on this machine"):
+        make_settings(smollm2_path, packages=tmp_path / "gone").check()
+
     async def scenario() -> None:
         process = EngineProcess(make_settings(smollm2_path, packages=build.folder), log)
         address = await process.start()

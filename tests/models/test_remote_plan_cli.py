@@ -112,7 +112,7 @@ def test_vllm_refusal_has_alternatives_that_fit(laya_plan: Run, config_path: Pat
         (("--vllm", "--gpu-memory", "24GiB", "--gpu-memory-utilization", 1.5), "a share of the card"),
         (("--vllm", "--gpu-memory", "24GiB", "--kv-cache-dtype", "fp88"), "did you mean fp8"),
         (("--vllm", "--gpu-memory", "24GiB", "--table"), "--vllm and --table are two questions"),
-        (("-tp", 2), "no GPU engine is here yet"),
+        (("-tp", 2), "llama.cpp gives each GPU whole layers: write --gpus 0,1"),
     ],
 )
 def test_vllm_flags_that_cannot_be(

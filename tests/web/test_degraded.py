@@ -74,6 +74,7 @@ def test_state_metrics_and_the_servers_own_words_say_degraded(server: RunningSer
         assert line in metrics
     said = "".join(server.said)
     assert "degraded  None of the 31 layers planned for a GPU is on one: the CPU computes everything" in said
+    assert "GPU idle  NVIDIA GeForce RTX 4090: the engine is CPU only; laya doctor says what to do" in said
     kinds = [event["model"] for event in httpx.get(f"{server.url}/admin/events").json()["events"]
              if event["kind"] == "degraded"]  # fmt: skip
     assert sorted(kinds) == ["fallen", "half"]
