@@ -194,7 +194,7 @@ class LayaCollector(Collector):
                     reserved.add_metric((device.device, status.id, term), n_bytes)
             if status.measured_bytes:
                 measured.add_metric(("cpu", status.id), status.measured_bytes)
-                ratio.add_metric((status.id,), status.plan.need_bytes / status.measured_bytes)
+                ratio.add_metric((status.id,), status.plan.ram.total_bytes / status.measured_bytes)
         yield from (budget, reserved, measured, ratio, state, engines, layers)
         promised = GaugeMetricFamily("laya_kv_tokens_promised", "Tokens promised to live requests", labels=("model",))
         capacity = GaugeMetricFamily("laya_kv_tokens_capacity", "Tokens that can be held", labels=("model",))

@@ -176,6 +176,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(device.total_bytes for device in self.devices)
 
     @property
+    def ram(self) -> DevicePlan:
+        """What of it lies in RAM, which is what an engine is measured by."""
+        return next(device for device in self.devices if device.device == "cpu")
+
+    @property
     def shortest(self) -> DevicePlan:
         """The device that has the least to spare, or lacks the most."""
         return max(self.devices, key=lambda device: device.total_bytes - device.budget_bytes)

@@ -117,7 +117,7 @@ def _measured(status: ModelStatus) -> str:
     if not status.measured_bytes or status.plan is None:
         return ""
     mapped = max(0, status.measured_bytes - status.anonymous_bytes)
-    planned = f"{status.measured_bytes / MIB:.0f} MiB of {status.plan.need_bytes / MIB:.0f} planned"
+    planned = f"{status.measured_bytes / MIB:.0f} MiB of {status.plan.ram.total_bytes / MIB:.0f} planned"
     return f", measured {planned} ({mapped / MIB:.0f} of them mapped from files)"
 
 

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import laya
 from laya.engines import llamacpp
 from laya.engines.held_memory import MemoryReading, read_memory
@@ -88,7 +90,12 @@ class LlamaCppLauncher(Launcher):
         return False
 
     def measure(self, pid: int) -> MemoryReading | None:
-        return read_memory(pid)
+        """Without pages of weights that were read on their way to a GPU: the engine unmaps them after the load."""
+        reading, kept_bytes = read_memory(pid), self._settings.mapped_bytes
+        if reading is None or kept_bytes is None:
+            return reading
+        held = reading.anonymous_bytes + min(kept_bytes, reading.resident_bytes - reading.anonymous_bytes)
+        return msgspec.structs.replace(reading, peak_bytes=min(reading.peak_bytes, held), resident_bytes=held)
 
     def _environment(self, api_key: str | None = None) -> dict[str, str]:
         planned = self._settings.planned

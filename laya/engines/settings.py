@@ -36,6 +36,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     lora: tuple[Path, ...] = ()  # adapters, each at scale 1
     chat_template: str | None = None  # the text of a Jinja template; None = the one in the file
     pooling: Pooling | None = None  # task embed: None = the file's own; a file without one needs "mean" or "last"
+    mapped_bytes: int | None = None  # of its files, that stay in RAM where others lie on GPUs; None: all
     sees_all_gpus: bool = False  # those of the plan can't be chosen by number for it
     engine_path: Path | None = None  # the user's own llama-server instead of the built-in engine
     host: str = LOOPBACK  # where it listens

@@ -75,6 +75,7 @@ class LlamaCppKind:
             chat_template=settings.chat_template or file.chat_template,
             engine_path=settings.engine_path,
             packages=packages,
+            mapped_bytes=plan.ram.terms.get("weights", 0) if on_gpus else None,
             sees_all_gpus=on_gpus and gpu_build(settings.engine_path, packages).kind == VULKAN,
             why_no_gpu=why_on_cpu(settings, plan),
             ceiling_bytes=ceiling_bytes(plan, settings.memory_limit_bytes),

@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from laya.engines import llamacpp
+from laya.engines.held_memory import MemoryReading
 from laya.engines.llamacpp_child import apply
+from laya.engines.llamacpp_launcher import LlamaCppLauncher
 from laya.engines.settings import EngineSettings
 from laya.errors import BadModelFile, ConfigError
 from laya.types import MIB
@@ -189,3 +191,14 @@ def test_a_split_is_taken_by_the_wheel(make_settings: MakeSettings, some_gguf: P
         apply(params, name, value, xllamacpp)
     assert params.tensor_split[:3] == [20.0, 13.0, 0.0]
     assert params.n_gpu_layers == 33
+
+
+def test_pages_on_their_way_to_a_gpu_are_not_what_an_engine_holds(
+    make_settings: MakeSettings, some_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = MemoryReading(peak_bytes=900 * MIB, resident_bytes=800 * MIB, anonymous_bytes=100 * MIB)
+    monkeypatch.setattr("laya.engines.llamacpp_launcher.read_memory", lambda pid: seen)
+    assert LlamaCppLauncher(make_settings(some_gguf)).measure(1) == seen
+    reading = LlamaCppLauncher(make_settings(some_gguf, mapped_bytes=30 * MIB)).measure(1)
+    assert reading is not None
+    assert (reading.peak_bytes, reading.resident_bytes, reading.anonymous_bytes) == (130 * MIB, 130 * MIB, 100 * MIB)

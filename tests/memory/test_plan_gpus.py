@@ -123,6 +123,7 @@ def test_the_plan_is_what_the_engine_is_started_with(make_gguf: MakeGguf, tmp_pa
     assert [device.device for device in plan.devices] == ["cpu", "gpu0", "gpu2"]
     started = kind.start(settings, file, plan, None)
     started.check()
+    assert started.mapped_bytes == plan.ram.terms["weights"]
     words = llamacpp.flags(started)
     said = {flag: words[words.index(flag) + 1] for flag in ("--n-gpu-layers", "--tensor-split", "--split-mode")}
     assert said == {"--n-gpu-layers": "17", "--tensor-split": "13,4", "--split-mode": "layer"}
