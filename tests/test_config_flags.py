@@ -67,7 +67,7 @@ def test_flags_become_settings(line: str, expected: dict[str, Any]) -> None:
         ("--gpu-memory-utilization=0.9", "--memory-budget 80%"),
         ("--api-key sk-secret", "laya config hash-key"),
         ("-b 512", "-b: the plan decides it"),
-        ("--quantization awq", "--quantization 'awq': no engine here runs it yet"),
+        ("--quantization awq", "--quantization 'awq': llama.cpp does not run it"),
         ("--lora nope.gguf", "--lora: there is no file 'nope.gguf'"),
     ],
 )
@@ -76,6 +76,29 @@ def test_a_wrong_flag_is_one_sentence(line: str, expected: str) -> None:
         parse_engine_flags(line.split())
     assert expected in caught.value.message
     assert "secret" not in caught.value.message
+
+
+def test_a_preset_is_for_vllm_unless_another_engine_is_said() -> None:
+    article_b = parse_engine_flags(["--preset", "article-b", "--max-num-seqs", "2"])
+    assert article_b == {
+        "engine": "vllm", "max_seq_len": 4096, "max_num_seqs": 2, "enable_streaming": True,
+        "memory_limit": 32 * 1024**3, "quantization": "awq",
+    }  # fmt: skip
+    assert parse_engine_flags(["--preset=article-a"])["gpu_memory_utilization"] == 0.9
+    assert parse_engine_flags(["--preset", "article-a", "--engine", "llamacpp"]) == {
+        "engine": "llamacpp", "max_seq_len": 4096, "max_num_seqs": 8,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"--preset article-c: there is no such preset\. Did you mean article-"):
+        parse_engine_flags(["--preset", "article-c"])
+
+
+def test_flags_of_vllm_are_its_own_and_reach_the_model() -> None:
+    settings = parse_engine_flags(["--engine", "vllm", "-tp", "2", "--enforce-eager"])
+    vllm = with_settings(Config(), settings, "m").for_model("m").vllm
+    assert vllm is not None
+    assert (vllm.tensor_parallel_size, vllm.enforce_eager) == (2, True)
+    with pytest.raises(ConfigError, match=r"llama\.cpp gives each GPU whole layers"):
+        parse_engine_flags(["-tp", "2"])
 
 
 @given(

@@ -23,7 +23,7 @@ from laya.cli.plan_program import ProgramSubject, any_subject, show_program_plan
 from laya.cli.plan_show import rule_of_thumb, show_alternatives, show_choices, show_devices, show_left, show_verdict
 from laya.cli.plan_speed import show_speed, speed_fields, speed_of
 from laya.cli.plan_table import compare_code, compare_fields, compared, show_compare, show_table, table_fields
-from laya.cli.plan_vllm import VllmFlags, show_vllm_plan
+from laya.cli.plan_vllm import VllmFlags, is_vllm_here, show_vllm_plan
 from laya.cli.rates import kept_rates
 from laya.config import Config, load_config, parse_engine_flags
 from laya.errors import ConfigError, InsufficientMemory
@@ -114,6 +114,8 @@ def plan(
     foreign = [] if vllm else flags.words()
     own = [name for option in context.command.params for name in option.opts]
     settings = parse_engine_flags([*words, *([] if mmap else ["--no-mmap"]), *foreign, *context.args], own)
+    if settings.get("engine") == "vllm" and (gpu_memory is not None or not is_vllm_here()):
+        asked = msgspec.structs.replace(asked, vllm=flags.over(settings))
     raise typer.Exit(_answer(asked, settings, kv_type))
 
 

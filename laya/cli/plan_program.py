@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 from rich.console import Console
 
@@ -38,10 +40,10 @@ class ProgramSubject(msgspec.Struct, frozen=True, kw_only=True):
 
 def any_subject(name: str, asking: Asking) -> Subject | ProgramSubject:
     """What can be planned under this name. Raises ConfigError, and what `subject_named` raises."""
-    if asking.config.for_model(name).engine == "llamacpp":
-        return subject_named(name, asking)
     settings = with_settings(asking.config, asking.settings, name).for_model(name)
-    file = kind_of(settings).find(settings, models_dir=home_path(), home=home_path())
+    if settings.engine == "llamacpp":
+        return subject_named(name, asking)
+    file = kind_of(settings).find(settings, models_dir=Path(asking.config.models_dir), home=home_path())
     return ProgramSubject(settings=settings, asked=settings.asked(), file=file)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -17,7 +18,9 @@ from laya.cli.plan_line import Alternative
 from laya.cli.plan_model import Asking
 from laya.cli.plan_show import show_alternatives, show_choices, show_devices, show_verdict
 from laya.cli.plan_speed import ON_GPU, PlanSpeed, show_speed, speed_fields
+from laya.engines.vllm_build import find_build
 from laya.errors import ConfigError
+from laya.gateway.kind_vllm import check_checkpoint
 from laya.memory import Budget, Machine, VllmSettings, plan_vllm
 from laya.memory.gpu import GpuMemory, GpuMeter
 from laya.memory.hf import HfFacts
@@ -42,9 +45,23 @@ class VllmFlags(msgspec.Struct, frozen=True, kw_only=True):
     def given(self) -> dict[str, int | float]:
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
+    def over(self, settings: dict[str, Any]) -> VllmFlags:
+        """These, and where they are silent what the settings of an engine say."""
+        said = {name: settings[name] for name in self.__struct_fields__ if name in settings}
+        return msgspec.structs.replace(self, **(said | self.given()))
+
     def words(self) -> list[str]:
         """As typed: what a verb that is not about vLLM explains."""
         return [word for name, value in self.given().items() for word in (_flag(name), str(value))]
+
+
+def is_vllm_here() -> bool:
+    """Whether one is installed that would run a model, so that the plan is of that one."""
+    try:
+        find_build(None, home_path())
+    except ConfigError:
+        return False
+    return True
 
 
 def _check_flags(flags: VllmFlags) -> None:
@@ -71,7 +88,8 @@ def show_vllm_plan(
     _check_flags(flags)
     found = _found(name, asking)
     cards = _cards(asking)
-    asked, _ = asking.of(name)
+    asked, resolved = asking.of(name)
+    check_checkpoint(resolved, found)
     asked = msgspec.structs.replace(asked, kv_cache_dtype=kv_cache_dtype)
     settings = _settings(found, flags, len(cards))
     plan = plan_vllm(found, asked, budget, cards, model_id=name, settings=settings, n_cores=Machine().cores())

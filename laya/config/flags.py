@@ -15,6 +15,7 @@ from laya.config.document import KeyPath
 from laya.config.load import parse_settings
 from laya.config.resolve import SETTING_NAMES
 from laya.config.settings import SamplingDefaults
+from laya.config.vllm import VLLM_KEYS
 from laya.errors import ConfigError, nearest
 
 
@@ -27,6 +28,7 @@ class Flag(NamedTuple):
 
 
 _SWITCHES = frozenset({"enable_streaming", "mmap", "pinned", "preload"})
+_VLLM_SWITCHES = frozenset({"enable_expert_parallel", "enforce_eager"})
 _LISTS = frozenset({"lora", "gpus", "tensor_split", "aliases"})
 _TEXTS = frozenset({"engine_path", "mmproj", "draft", "chat_template", "source", "kv_cache_dtype", "quantization"})
 
@@ -41,6 +43,10 @@ _VLLM = {
     "--served-model-name": Flag("aliases"),
     "-q": Flag("quantization"),
 }
+_VLLM_ALONE = {
+    f"--{name.replace('_', '-')}": Flag(name, True if name in _VLLM_SWITCHES else None) for name in VLLM_KEYS
+}
+_VLLM_ALONE |= {"-tp": _VLLM_ALONE["--tensor-parallel-size"], "-pp": _VLLM_ALONE["--pipeline-parallel-size"]}
 _LLAMACPP = {
     "-c": Flag("ctx_size"), "--ctx-size": Flag("ctx_size"),
     "-np": Flag("max_num_seqs"), "--parallel": Flag("max_num_seqs"),
@@ -88,6 +94,40 @@ REFUSED: Mapping[str, str] = (
 )
 
 
+# Settings that two articles about local servers found by hand: for any engine, and for vLLM. Those of article A are for
+# a checkpoint of 4 bits, by whatever method.
+PRESETS: Mapping[str, tuple[str, str]] = {
+    "article-a": ("--max-seq-len 4096 --max-num-seqs 8", "--gpu-memory-utilization 0.9"),
+    "article-b": ("--max-seq-len 4096 --max-num-seqs 1 --enable-streaming --memory-limit 32GiB", "--quantization awq"),
+}
+
+
+def _with_preset(words: list[str]) -> list[str]:
+    """The words of a preset before all others, which win. It is for vLLM unless another engine is said."""
+    place = next((place for place, word in enumerate(words) if word.partition("=")[0] == "--preset"), None)
+    if place is None:
+        return words
+    _, separator, name = words[place].partition("=")
+    rest = words[:place] + words[place + (1 if separator else 2) :]
+    name = name if separator else next(iter(words[place + 1 :]), "")
+    if name not in PRESETS:
+        close = nearest(name, PRESETS)
+        hint = f"Did you mean {close}?" if close else f"There are {', '.join(PRESETS)}."
+        raise ConfigError(f"--preset {name}: there is no such preset. {hint}", param="--preset")
+    shared, of_vllm = PRESETS[name]
+    engine = _engine_of(rest) or "vllm"
+    return [*f"--engine {engine} {shared} {of_vllm if engine == 'vllm' else ''}".split(), *rest]
+
+
+def _engine_of(words: list[str]) -> str | None:
+    for place, word in enumerate(words):
+        if word.startswith("--engine="):
+            return word.partition("=")[2]
+        if word == "--engine":
+            return next(iter(words[place + 1 :]), None)
+    return None
+
+
 def parse_engine_flags(argv: list[str], beside: Sequence[str] = ()) -> dict[str, Any]:
     """Settings, as `with_settings` takes them, from words such as `--max-model-len 4096 -np 2`.
 
@@ -96,10 +136,11 @@ def parse_engine_flags(argv: list[str], beside: Sequence[str] = ()) -> dict[str,
     """
     written: dict[str, Any] = {}
     spelled: dict[KeyPath, str] = {}
-    words = list(argv)
+    words = _with_preset(list(argv))
+    is_vllm = _engine_of(words) == "vllm"
     while words:
         name, separator, attached = words.pop(0).partition("=")
-        flag = _flag(name, beside)
+        flag = _VLLM_ALONE[name] if is_vllm and name in _VLLM_ALONE else _flag(name, beside)
         value = _value(name, flag, attached if separator else None, words)
         _put(written, flag.key, value)
         spelled[tuple(flag.key.split("."))] = name

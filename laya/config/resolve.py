@@ -15,7 +15,7 @@ from laya.config.program import Program, read_program
 from laya.config.remote import Remote, read_remote
 from laya.config.schema import Config, ModelConfig
 from laya.config.settings import EngineName, ModelSettings, SamplingDefaults
-from laya.config.vllm import Vllm, read_vllm
+from laya.config.vllm import VLLM_KEYS, Vllm, read_vllm
 from laya.types import ALL_LAYERS, AskedSettings, RoutePolicy, Task
 
 _Level = TypeVar("_Level", bound=ModelSettings)
@@ -160,7 +160,8 @@ def with_settings(config: Config, settings: dict[str, Any], model_id: str | None
         models[canonical_id] = _with(entry, changed)
         return msgspec.structs.replace(config, models=models)
     shared = {name: value for name, value in changed.items() if name in SETTING_NAMES}
-    models = {name: _with(entry, shared) for name, entry in models.items()}
+    of_entries = shared | {name: value for name, value in changed.items() if name in VLLM_KEYS}
+    models = {name: _with(entry, of_entries) for name, entry in models.items()}
     return msgspec.structs.replace(_with(config, shared), models=models)
 
 
@@ -184,7 +185,7 @@ def _find(config: Config, name: str) -> tuple[str, ModelConfig]:
 
 def _said_entry(settings: dict[str, Any]) -> dict[str, Any]:
     entry = msgspec.convert(settings, ModelConfig)
-    own = {name: getattr(entry, name) for name in ("source", "aliases", "cost") if name in settings}
+    own = {name: getattr(entry, name) for name in ("source", "aliases", "cost", *VLLM_KEYS) if name in settings}
     return own | _said(entry)
 
 

@@ -47,7 +47,8 @@ class VllmKind:
         if settings.task == "decide":
             raise NotSupported(f"'{settings.id}': vLLM runs no decision models. Leave out engine: vllm.", param="model")
         found = facts_of_hf(file.path)
-        _check_quantization(settings, found, build)
+        check_checkpoint(settings, found)
+        _check_kernels(settings, found.quantization, build)
         check_complete(local_model(file.path))
 
     def plan(
@@ -165,13 +166,17 @@ def _share(plan: Plan, settings: ResolvedModel) -> float:
     return min(most, math.ceil(max(shares, default=most) / SHARE_STEP) * SHARE_STEP)
 
 
-def _check_quantization(settings: ResolvedModel, found: HfFacts, build: VllmBuild) -> None:
+def check_checkpoint(settings: ResolvedModel, found: HfFacts) -> None:
+    """Raise ConfigError where it is quantized in another way than the user said."""
     said, method = settings.quantization, found.quantization
-    if said is not None and said.lower() not in (method or "", f"{method}_marlin"):
+    if said is not None and said.lower() not in ("auto", method):
         here = f"is quantized as {method}" if method else "is not quantized"
         hint = f"write quantization: {method}, or leave it out" if method else "leave it out"
         raise ConfigError(f"models.{settings.id}.quantization {said}: the checkpoint {here}; {hint}",
                           param="quantization")  # fmt: skip
+
+
+def _check_kernels(settings: ResolvedModel, method: str | None, build: VllmBuild) -> None:
     flags = cpu_flags()
     if method in PACKED and build.is_cpu and flags and "avx512f" not in flags:
         raise NotSupported(

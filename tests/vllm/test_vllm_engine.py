@@ -3,6 +3,7 @@ tests/any_engine's; here is what is vLLM's own. One server, and each model is lo
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -24,6 +25,13 @@ from .real import MODELS, weight_bytes
 pytestmark = pytest.mark.usefixtures("vllm_server")
 HELLO = [{"role": "user", "content": "Hello there"}]
 LOADED = ["dense", "moe"]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA, "strict": True}}
 
 
 def client(server: RunningServer) -> httpx.Client:
@@ -82,6 +90,27 @@ def test_whole_answers_and_streams_say_the_same(vllm_server: RunningServer, mode
     assert events[-1].usage.completion_tokens == whole.usage.completion_tokens == 24
 
 
+def test_choices_are_sampled_side_by_side(vllm_server: RunningServer) -> None:
+    answer = ask(vllm_server, "dense", n=2, temperature=1)
+    assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_tool_that_must_be_called_is(vllm_server: RunningServer, choice: Any) -> None:
+    answer = ask(vllm_server, "dense", tools=[TOOL], tool_choice=choice, max_tokens=100)
+    assert answer.status_code == 200, answer.text
+    (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    assert json.loads(call["function"]["arguments"])["city"] in ("Rome", "Oslo")
+
+
+def test_a_schema_binds_the_answer(vllm_server: RunningServer) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "where", "schema": SCHEMA, "strict": True}}
+    answer = ask(vllm_server, "dense", response_format=wanted, max_tokens=60)
+    assert answer.status_code == 200, answer.text
+    assert json.loads(answer.json()["choices"][0]["message"]["content"])["city"] in ("Rome", "Oslo")
+
+
 LONG = {"model": "dense", "messages": HELLO, "max_tokens": 4000, "ignore_eos": True}
 
 
@@ -122,14 +151,13 @@ def test_memory_is_within_the_plan(vllm_server: RunningServer, model: str) -> No
         ("three-sides", "tensor_parallel_size 3 does not divide the 4 attention heads"),
         ("not-whole", "lacks model.layers.1.mlp.down_proj.weight"),
         ("not-awq", "the checkpoint is not quantized"),
-        ("nowhere", "pip install vllm"),
     ],
 )
 def test_what_vllm_would_refuse_or_answer_by_chance_is_refused_before(
     vllm_server: RunningServer, model: str, words: str
 ) -> None:
     answer = ask(vllm_server, model)
-    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.status_code in (422, 503), answer.text  # of its file, or of what the configuration says of it
     assert words in answer.json()["error"]["message"]
     assert model_state(vllm_server, model)["pid"] is None
 
