@@ -31,7 +31,7 @@ from laya.gateway.queueing import granted
 from laya.models import home_path, resolve
 from laya.routing import Explanation, RequestRouter, prefix_blocks
 from laya.routing.rules import RequestFacts, Rules
-from laya.routing.told import Told, tell
+from laya.routing.told import Told, tell, with_costs
 from laya.types import PRIORITIES, EndpointKind, KeyGrant, Priority
 
 route_app = typer.Typer(help="See which model and which engine a request goes to, and why.", no_args_is_help=True)
@@ -88,10 +88,16 @@ def explain(
         rules = Rules(config.routing, away_of(config))
         router = _idle_router(config, rules.decide(facts).models)
         told = tell(router, rules, facts, prefix_blocks=prefix_blocks(prompt))
+        told = with_costs(told, lambda candidate: _cost(config, candidate.name))
     if as_json:
         print_json(msgspec.to_builtins(told))
     else:
         _print(told)
+
+
+def _cost(config: Config, engine: str) -> str | None:
+    cost = config.for_model(engine.partition("#")[0]).cost
+    return cost.words if cost is not None else None
 
 
 def _ask_server(facts: RequestFacts, asked: Priority | None, prompt: str) -> Told | None:

@@ -44,7 +44,7 @@ class RemoteEngine:
         self._log.begin(f"{settings.engine_name} is {url.text}")
         try:
             address = self._address()
-            fault = await self._fault(address)
+            fault = None if settings.is_watched else await self._fault(address)
         except ConfigError as error:
             raise EngineFailed(f"'{settings.engine_name}' at {url.text}: {error.message}", param="model") from None
         if fault is not None:

@@ -16,8 +16,9 @@ from laya.gateway.fields import whole_number
 from laya.gateway.heads import PRIORITY, priority_of
 from laya.gateway.queueing import granted
 from laya.routing import Explanation, prefix_blocks
+from laya.routing.explain import Candidate
 from laya.routing.rules import RequestFacts, Rules
-from laya.routing.told import Told, tell
+from laya.routing.told import Told, tell, with_costs
 from laya.types import EndpointKind, KeyGrant
 
 if TYPE_CHECKING:
@@ -51,18 +52,21 @@ def explain_live(
     for name in rules.decide(facts).models:
         if fleet.router.resolve(name) is None:
             fleet.find(name)
+
+    def cost_of(candidate: Candidate) -> str | None:
+        cost = fleet.endpoints[candidate.endpoint].settings.cost
+        return cost.words if cost is not None else None
+
     told = tell(fleet.router, rules, facts, prefix_blocks=prefix_blocks(prompt), is_live=True)
+    told = with_costs(told, cost_of)
     return msgspec.structs.replace(told, tried=tuple(_with_failures(fleet, each) for each in told.tried))
 
 
 def _with_failures(fleet: Fleet, tried: Explanation) -> Explanation:
-    """Candidates whose load failed say why, where the table only knows that they may not be chosen; and their costs."""
+    """Candidates whose load failed say why, where the table only knows that they may not be chosen."""
     candidates = []
     for candidate in tried.candidates:
-        endpoint = fleet.endpoints[candidate.endpoint]
-        error, cost = endpoint.load_error, endpoint.settings.cost
-        if cost is not None:
-            candidate = msgspec.structs.replace(candidate, cost=cost.words)
+        error = fleet.endpoints[candidate.endpoint].load_error
         if error is not None:
             candidate = msgspec.structs.replace(candidate, why_not=f"its load failed: {error.message}")
         candidates.append(candidate)

@@ -5,9 +5,11 @@ Changes nothing; the same words for a server that runs and for a configuration t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
-from laya.routing.explain import Explanation
+from laya.routing.explain import Candidate, Explanation
 from laya.routing.router import RequestRouter
 from laya.routing.rules import RequestFacts, Rules, Verdict
 
@@ -21,6 +23,15 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     tried: tuple[Explanation, ...]  # one for each of them that there is
     is_live: bool  # of a running server as it is now
     spills: bool = False  # the first of them that has room serves
+
+
+def with_costs(told: Told, words_of: Callable[[Candidate], str | None]) -> Told:
+    """The same, with what each candidate costs."""
+    tried = []
+    for each in told.tried:
+        candidates = (msgspec.structs.replace(candidate, cost=words_of(candidate)) for candidate in each.candidates)
+        tried.append(msgspec.structs.replace(each, candidates=tuple(candidates)))
+    return msgspec.structs.replace(told, tried=tuple(tried))
 
 
 def tell(

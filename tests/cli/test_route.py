@@ -50,6 +50,15 @@ def test_rule_candidates_scores_and_reason_are_shown(config: Path, capsys: pytes
     assert "then      smollm2-135m: it is the only one" in lines
 
 
+def test_costs_are_shown_where_there_are_any(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain("--model", "small") == 0
+    assert "million" not in capsys.readouterr().out
+    config.write_text(CONFIG.replace("{aliases: [small]}", "{aliases: [small], cost: {output_per_million: 0.5}}"))
+    assert explain("--model", "small") == 0
+    out = capsys.readouterr().out
+    assert "cost of a million tokens" in out and "0 in, 0.5 out USD" in out
+
+
 def test_json_tells_the_same(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert explain("--model", "auto", "--config", str(config), "--json") == 0
     told = json.loads(capsys.readouterr().out)
