@@ -14,9 +14,8 @@ from laya.memory.machine import Budget
 from laya.memory.placement import CPU
 from laya.memory.vllm_cache import KvCache, VllmSettings, kv_cache
 from laya.memory.vllm_terms import cpu_terms, gpu_terms, host_bytes
-from laya.types import MIB, DevicePlan
+from laya.types import DevicePlan
 
-KEPT_FREE_BYTES, KEPT_FREE_SHARE = 512 * MIB, 0.03  # of each card, the larger of both
 HALF_BYTES = 2  # single precision is loaded as half, and what is quantized computes in half: so is the "auto" cache
 _TERMS = ("weights", "kv_cache", "compute", "graphs", "overhead")
 
@@ -44,7 +43,7 @@ class VllmModel(msgspec.Struct, frozen=True, kw_only=True):
 
 def usable_bytes(card: GpuMemory) -> int:
     """What may be planned with on a card: what is free, less a reserve for drivers and other programs."""
-    return max(0, card.free_bytes - max(KEPT_FREE_BYTES, round(KEPT_FREE_SHARE * card.total_bytes)))
+    return max(0, card.free_bytes - card.kept_free_bytes)
 
 
 def cache_of(model: VllmModel, choice: VllmChoice) -> KvCache:
