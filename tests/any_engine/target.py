@@ -29,8 +29,8 @@ ALL: frozenset[Ability] = frozenset(get_args(Ability))
 # llama-server asked directly does not do these either: LAYA_TEST_ENGINES=server shows it
 LLAMA_SERVER = ALL - {"counts", "tokenizer", "forced_tools", "exact_logprobs", "completion_logprobs"}
 # Its models are generated ones that chat: their answers are chance, and end no text that a schema leaves free. It takes
-# no `n` without sampling, gives at least one alternative of a token, and says "stop" of a call that was named, as OpenAI
-# does; tests/vllm has its own forms of these.
+# no `n` without sampling, gives at least one alternative of a token, and says "stop" of a call that was named, as
+# OpenAI does; tests/vllm has its own forms of these.
 VLLM = ALL - {
     "counts", "tokenizer", "llamacpp", "trained", "embeddings", "choices", "exact_logprobs", "completion_logprobs",
     "forced_tools", "json_schema",

@@ -97,7 +97,8 @@ def test_choices_are_sampled_side_by_side(vllm_server: RunningServer) -> None:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_a_tool_that_must_be_called_is(vllm_server: RunningServer, choice: Any) -> None:
-    answer = ask(vllm_server, "dense", tools=[TOOL], tool_choice=choice, max_tokens=100)
+    one_call = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
+    answer = ask(vllm_server, "dense", **one_call, max_tokens=100)
     assert answer.status_code == 200, answer.text
     (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "get_weather"
