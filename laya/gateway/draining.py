@@ -75,10 +75,16 @@ class Draining:
 
     async def _drain(self, endpoint: Endpoint, deadline_s: float) -> None:
         try:
-            if await finish(self._fleet.replicas(endpoint), deadline_s, lambda: endpoint.is_drained):
+            while await finish(self._fleet.replicas(endpoint), deadline_s, lambda: endpoint.is_drained):
                 await self._fleet.unload_model(endpoint, "drained", deadline_s=0.0)
+                if not self._is_loading(endpoint):
+                    break  # else somebody had asked for a load before, which waited for the unload
         finally:
             self._working.discard(endpoint.model_id)
+
+    def _is_loading(self, endpoint: Endpoint) -> bool:
+        names = {each.name for each in self._fleet.replicas(endpoint)}
+        return any(each.state == "loading" for each in self._fleet.supervisor.status() if each.id in names)
 
 
 async def finish(group: Collection[Endpoint], deadline_s: float, is_wanted: Callable[[], bool]) -> bool:

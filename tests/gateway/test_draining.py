@@ -10,10 +10,12 @@ import pytest
 
 from laya.config.routing import RoutingConfig
 
+from .fleet_world import World, WorldEngine, in_world, plans_of
 from .front import CHAT, Front, chat, front, request, until
 from .scripted_engine import hello_after
 
 pytestmark = pytest.mark.anyio
+__all__ = ["in_world"]
 
 
 async def drain(gate: Front) -> Any:
@@ -71,3 +73,32 @@ async def test_requests_for_a_pool_go_to_members_that_are_not_drained(tmp_path: 
         await drain(gate)
         refused = await gate.ask(request(CHAT | {"model": "any"}))
         assert (refused.status, refused.error["code"]) == (503, "model_draining")
+
+
+async def test_load_that_waited_for_an_unload_is_drained_too(
+    in_world: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes = asyncio.Event()
+
+    async def stop(engine: WorldEngine) -> bool:
+        await goes.wait()
+        engine.exit("stopped")
+        return True
+
+    monkeypatch.setattr(WorldEngine, "stop", stop)
+    world = plans_of(World(tmp_path, {"a": 100}, total_bytes=1000), monkeypatch)
+    fleet, endpoint = world.fleet, world.endpoint("a")
+    await world.load("a")
+    unloading = asyncio.ensure_future(fleet.unload(endpoint))
+    await until(lambda: world.supervisor.status()[0].state == "draining")
+    loading = asyncio.ensure_future(world.supervisor.ensure_ready("a"))
+    await until(lambda: world.supervisor.status()[0].extra["waiting"] == 1)
+    fleet.draining.begin(endpoint)
+    await asyncio.sleep(0)
+    goes.set()
+    await asyncio.gather(unloading, loading, return_exceptions=True)
+    await until(lambda: not fleet.draining._working)
+    assert endpoint.is_drained and world.loaded() == set()
+    await world.load("a")  # opens it again
+    assert not endpoint.is_drained and world.loaded() == {"a"}
+    await world.supervisor.shutdown()
