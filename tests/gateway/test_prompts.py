@@ -151,7 +151,9 @@ async def test_embeddings_are_cut_to_the_dimensions_that_were_asked(tmp_path: Pa
         assert await gate.settled() == {"served": 2, "refused": 1}
 
 
-@pytest.mark.parametrize("said", [{"data": [{"index": 0}]}, {"other": []}, {"data": [{"index": 0, "embedding": "abc"}]}])
+@pytest.mark.parametrize(
+    "said", [{"data": [{"index": 0}]}, {"other": []}, {"data": [{"index": 0, "embedding": "abc"}]}]
+)
 async def test_answer_that_is_no_list_of_embeddings_is_the_engines_fault(tmp_path: Path, said: Any) -> None:
     async def script(call: Call) -> None:
         call.write(whole(said))
