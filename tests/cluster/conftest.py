@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,10 +51,12 @@ class Nodes:
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
 
     def shutdown(self) -> None:
+        folder = self._cluster.head_node.get_session_dir_path()
         self._cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)  # what ends late may still write its last lines
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     nodes = Nodes()
@@ -61,7 +64,7 @@ def nodes() -> Iterator[Nodes]:
     nodes.shutdown()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def placed(nodes: Nodes, start_server: Callable[..., Any]) -> Iterator[Any]:
     """A gateway of that cluster, with nothing loaded."""
     server = start_server("--ray", nodes.address, config=CONFIG)
