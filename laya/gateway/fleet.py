@@ -245,7 +245,8 @@ class Fleet(Shown):
 
     def _reach_bytes(self, endpoint: Endpoint) -> int:
         is_placed = self.placing.is_for(endpoint.settings)
-        return self.placing.reach_bytes(endpoint) if is_placed else self.loading.reach_bytes()
+        short_of = endpoint.no_room.details.get("device", "cpu") if endpoint.no_room is not None else "cpu"
+        return self.placing.reach_bytes(endpoint) if is_placed else self.loading.reach_bytes(short_of)
 
     def budget(self) -> Budget:
         """What engines of this machine may use in all, as of now."""
