@@ -119,7 +119,7 @@ def why_on_cpu(settings: ResolvedModel, plan: Plan) -> str | None:
 def check_servable(file: ModelFile) -> None:
     """Raise NotSupported for a format that no engine here runs."""
     if file.format != "gguf":
-        raise NotSupported(f"'{file.id}' is a Hugging Face folder; no engine that is installed here can run it.")
+        raise NotSupported(f"'{file.id}' is a Hugging Face folder, which llama.cpp can't run; engine: vllm can.")
 
 
 def check_task(settings: ResolvedModel, file: ModelFile) -> None:
