@@ -85,7 +85,7 @@ def test_schema_takes_what_the_loader_takes(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["max_sek_len: 1", "max_seq_len: many", "max_seq_len: 1", "ttl: soon", "server: {max_body_bytes: 16 apples}",
-     "memory: {budget: lots}", "version: 2", "defaults: {temperature: 3}", "kv_cache_dtype: fp8", "server: {port: x}",
+     "memory: {budget: lots}", "version: 2", "defaults: {temperature: 3}", "kv_cache_dtype: fp9", "server: {port: x}",
      "server: {api_keys: [sk-secret]}", "server: {api_keys: [{name: a}]}",
      "memory_limit: half", "memory: {gpu: {'0': 90%}}", "models: {m: {port: 1}}"],
 )  # fmt: skip

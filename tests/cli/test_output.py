@@ -163,7 +163,7 @@ def test_ps_gives_the_error_of_a_failed_model_a_line_of_its_own(
         "running": 0,
         "queued": 0,
     }
-    model |= {"idle_s": None, "requests": [], "error": reason}
+    model |= {"gpu_layers": None, "idle_s": None, "requests": [], "error": reason}
     with StubServer() as stub:
         stub.state = {"models": [model], "memory": {"reserved_bytes": 0, "budget_bytes": 1 << 30, "limit": "x"}}
         monkeypatch.setenv("LAYA_URL", stub.url)
