@@ -63,7 +63,10 @@ pytestmark = pytest.mark.skipif(
 
 @contextlib.contextmanager
 def thrashing(group: Group, path: Path, *through: str) -> Iterator[None]:
-    """Programs that re-read files for which their group is a little too small. through: the words of a command that starts them."""
+    """Programs that re-read files for which their group is a little too small.
+
+    through: the words of a command that starts them.
+    """
     words = group.program(*through, sys.executable, "-S", "-c", THRASH, str(path), str(FILE_MIB))
     programs = [
         subprocess.Popen((*words[:-2], f"{path}{number}", words[-1]), stdout=subprocess.PIPE, text=True)
