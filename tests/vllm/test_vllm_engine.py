@@ -146,7 +146,8 @@ def test_memory_is_within_the_plan(vllm_server: RunningServer, model: str) -> No
     ask(vllm_server, model)
     ledger: Any = vllm_server.state()["ledger"]
     owner = ledger["cpu"]["owners"][model]
-    assert 0.6 * owner["promised"] <= owner["measured"] <= 1.05 * owner["promised"], owner
+    # half: what such engines were once over by stays promised
+    assert 0.5 * owner["promised"] <= owner["measured"] <= 1.05 * owner["promised"], owner
 
 
 @pytest.mark.parametrize(
