@@ -6,6 +6,7 @@ requests that were served. Knows no engine's process; what an engine does not sa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from laya.routing.health import Breakers
@@ -28,10 +29,25 @@ class Health:
         fleet.stats.count_engine_error(endpoint.model_id)
         endpoint.is_troubled, endpoint.failed_s = True, fleet.now_s()
         # Where a request has nowhere else to go, a breaker would only turn an engine's words into Laya's.
-        may_open = bool(fleet.config.routing.rules or fleet.members) or len(fleet.replicas(endpoint)) > 1
-        if self._breakers.failed(endpoint.index, fleet.now_s(), may_open=may_open):
+        if self._breakers.failed(endpoint.index, fleet.now_s(), may_open=self._has_others(endpoint)):
             text = f"the engine of '{endpoint.name}' failed request after request; it gets none for a while"
             fleet.events.add("breaker_open", text, model=endpoint.model_id)
+
+    def _has_others(self, endpoint: Endpoint) -> bool:
+        """Whether anything leads from its model to another engine: replicas, a pool, a rule. Asked after faults."""
+        fleet = self._fleet
+        if len(fleet.replicas(endpoint)) > 1:
+            return True
+        routing = fleet.config.routing
+        pools = {**fleet.spares, **routing.pools}
+        ways: list[Iterable[str]] = [*pools.values()]
+        for rule in routing.rules:
+            ways += [(target, *rule.fallbacks) for target in rule.split or (rule.to,)]
+        for names in ways:
+            ids = {fleet.roster.id_of(each) for name in names for each in pools.get(name, (name,))} - {None}
+            if len(ids) > 1 and endpoint.model_id in ids:
+                return True
+        return False
 
     def ended(self, endpoint: Endpoint, *, served: bool) -> None:
         """A request of a troubled endpoint ended otherwise: well, or without a verdict."""

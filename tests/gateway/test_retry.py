@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from laya.config.routing import RouteRule, RoutingConfig
 from laya.routing.endpoint_twin import CLOSED, OPEN, TRIP_AFTER
 from laya.routing.health import COOL_DOWN_S
 
@@ -133,8 +134,17 @@ async def test_breaker_opens_lets_one_trial_through_and_closes(tmp_path: Path) -
         await gate.settled()
 
 
-async def test_only_engine_of_a_model_is_asked_however_often_it_failed(tmp_path: Path) -> None:
-    async with front(tmp_path, fails) as gate:
+OF_OTHERS = RoutingConfig(
+    pools={"p": ["a", "b"], "alone": ["stub"]},
+    rules=[RouteRule(model="x", to="a", fallbacks=["p"]), RouteRule(model="y", to="stub")],
+)
+
+
+@pytest.mark.parametrize("routing", [None, OF_OTHERS])
+async def test_only_engine_of_a_model_is_asked_however_often_it_failed(
+    tmp_path: Path, routing: RoutingConfig | None
+) -> None:
+    async with front(tmp_path, fails, routing=routing) as gate:
         assert {(await gate.ask(chat())).error["message"] for _ in range(3 * TRIP_AFTER)} == {
             "The engine of 'stub' failed: compute error"
         }
