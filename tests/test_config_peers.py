@@ -8,6 +8,7 @@ import pytest
 
 from laya.config import Config, load_config
 from laya.config.pools import away_of, first_of
+from laya.config.remote import read_url
 from laya.errors import ConfigError
 from laya.routing.rules import Decision, RequestFacts, Rules
 
@@ -27,6 +28,10 @@ def test_settings_of_a_peers_model_follow_from_its_name(tmp_path: Path) -> None:
         "remote", "attic", "org/m:4b", "KEY",
     )  # fmt: skip
     assert (model.ttl_s, model.max_seq_len, model.queue_size) == (None, None, 3)
+    assert (
+        read_url("http://[::1]:8000/v1").host == "::1"
+        and read_url("http://BÜCHER.example").host == "xn--bcher-kva.example"
+    )
     other = config.for_model("cellar/m")
     assert (other.engine, other.peer, other.ttl_s) == ("llamacpp", None, 300)
 
@@ -35,6 +40,9 @@ def test_settings_of_a_peers_model_follow_from_its_name(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("peers: {attic: {url: attic}}", "peers.attic.url: 'attic' is no address: write https://host/v1"),
+        ("peers: {attic: {url: 'http://bad host'}}", "peers.attic.url: 'http://bad host' is no address"),
+        ("peers: {attic: {url: 'http://ünï..example'}}", "is no address"),
+        ("peers: {attic: {url: 'http://a/my path'}}", "letters that must be percent-encoded: /my%20path"),
         ("peers: {attic: {}}", "url"),
         ("peers: {a/b: {url: 'http://a'}}", "the name of a peer is letters, digits and . _ - alone"),
         ("peers: {attic: {url: 'http://a', key_file: nowhere}}", "peers.attic.key_file: there is no file 'nowhere'"),

@@ -6,9 +6,10 @@ Its key is read when its engine is made ready, and is never kept in the configur
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +19,7 @@ from laya.config.values import Seconds
 from laya.errors import ConfigError
 
 _PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"[A-Za-z0-9._~-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._~-]+)?")
 
 
 class RemoteKeys(ProgramKeys, kw_only=True, forbid_unknown_fields=True):
@@ -101,18 +103,32 @@ def read_url(text: str) -> RemoteUrl:
         port = parts.port
     except ValueError:
         raise ConfigError(f"{text!r} is no address: write https://host/v1", param="url") from None
-    if parts.scheme not in _PORTS or not parts.hostname or port == 0:
+    host = _host(parts.hostname or "")
+    if parts.scheme not in _PORTS or not host or port == 0:
         raise ConfigError(f"{text!r} is no address: write https://host/v1", param="url")
     if parts.username or parts.password:
         raise ConfigError("an address holds no user and no password: use key_env or key_file", param="url")
     if parts.query or parts.fragment:
         raise ConfigError(f"{text!r} has more than a path: write https://host/v1", param="url")
+    if any(not "!" <= letter <= "~" for letter in parts.path):
+        raise ConfigError(
+            f"the path of {text!r} has letters that must be percent-encoded: {quote(parts.path)}", param="url"
+        )
     return RemoteUrl(
-        host=parts.hostname,
+        host=host,
         port=port or _PORTS[parts.scheme],
         is_tls=parts.scheme == "https",
         base_path=parts.path.rstrip("/"),
     )
+
+
+def _host(text: str) -> str:
+    """A host as resolvers and certificates know it; "" where none can be called so."""
+    try:
+        name = text.encode("idna").decode("ascii")
+    except UnicodeError:  # an empty label, one that is too long, letters that no host has
+        return ""
+    return name if _HOST.fullmatch(name) else ""
 
 
 def read_remote(keys: RemoteKeys) -> Remote:

@@ -6,6 +6,8 @@ older or a newer Laya is understood too. Decides nothing.
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from typing import Any, Literal, get_args
 
 import httpx
@@ -18,6 +20,8 @@ from laya.types import ModelState, Task
 
 ROLE_NEEDED = "peer"
 _MOST_STATE_BYTES = 16 * 1024 * 1024
+_MOST_MODELS = 1000
+_LONGEST_NAME = 200  # characters
 
 
 class PeerModel(msgspec.Struct, frozen=True):
@@ -30,13 +34,18 @@ class PeerModel(msgspec.Struct, frozen=True):
     error: str | None = None
     running: int = 0
     queued: int = 0
-    plan: dict[str, Any] | None = None
+    plan: Any = None  # of whatever form its version gives it
     extra: dict[str, Any] = {}
 
     @property
-    def is_its_own(self) -> bool:
-        """Whether it has the model itself; what it has from a peer of its own is not passed on."""
-        return "peer" not in self.extra
+    def is_served(self) -> bool:
+        """Whether it can be a model here: the peer has it itself, and its name and task are such as models here have.
+        What it has from a peer of its own is not passed on."""
+        return "peer" not in self.extra and self.known_task is not None and _is_name(self.id)
+
+    @property
+    def known_aliases(self) -> tuple[str, ...]:
+        return tuple(alias for alias in self.aliases if _is_name(alias))
 
     @property
     def known_state(self) -> ModelState:
@@ -50,8 +59,13 @@ class PeerModel(msgspec.Struct, frozen=True):
     @property
     def window(self) -> int | None:
         """Tokens of a request, where it is loaded."""
-        tokens = self.plan.get("settings", {}).get("max_seq_len") if self.plan is not None else None
-        return tokens if isinstance(tokens, int) else None
+        settings = self.plan.get("settings") if isinstance(self.plan, dict) else None
+        tokens = settings.get("max_seq_len") if isinstance(settings, dict) else None
+        return tokens if type(tokens) is int and tokens > 0 else None
+
+
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= _LONGEST_NAME and text.isprintable() and text == text.strip()
 
 
 class _Memory(msgspec.Struct, frozen=True):
@@ -91,22 +105,37 @@ async def ask_peer(name: str, remote: Remote) -> PeerState:
         key, tls = remote.key(), tls_of(remote.ca_file) if url.is_tls else False
     except ConfigError as error:
         raise PeerFault("refused", f"peer '{name}': {error.message}") from None
-    headers = {"authorization": f"Bearer {key}"} if key is not None else {}
-    timeout = httpx.Timeout(remote.connect_timeout_s)
+    headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key is not None else {})
+    try:
+        # One limit for all of it: what drips byte by byte would keep each single read within its own.
+        asked = _get(f"{base}/admin/state", headers, tls)
+        response, body = await asyncio.wait_for(asked, remote.connect_timeout_s)
+    except (asyncio.TimeoutError, httpx.TimeoutException):
+        words = f"peer '{name}' at {base}: no answer within {remote.connect_timeout_s:g} s"
+        raise PeerFault("silent", words) from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        words = f"peer '{name}' at {base} cannot be reached: {error or type(error).__name__}"
+        raise PeerFault("unreachable", words) from None
+    return _read(f"peer '{name}' at {base}", response, body)
+
+
+async def _get(url: str, headers: dict[str, str], tls: ssl.SSLContext | bool) -> tuple[httpx.Response, bytes]:
+    """The answer and its body, as it came over the wire; no more of that than may be."""
+    body = bytearray()
     # trust_env off: as its requests, it is asked by no proxy
-    async with httpx.AsyncClient(verify=tls, timeout=timeout, trust_env=False, follow_redirects=False) as http:
-        try:
-            response = await http.get(f"{base}/admin/state", headers=headers)
-        except httpx.TimeoutException:
-            words = f"peer '{name}' at {base}: no answer within {remote.connect_timeout_s:g} s"
-            raise PeerFault("silent", words) from None
-        except httpx.HTTPError as error:
-            words = f"peer '{name}' at {base} cannot be reached: {error or type(error).__name__}"
-            raise PeerFault("unreachable", words) from None
-    return _read(f"peer '{name}' at {base}", response)
+    async with (
+        httpx.AsyncClient(verify=tls, timeout=None, trust_env=False, follow_redirects=False) as http,
+        http.stream("GET", url, headers=headers) as response,
+    ):
+        if response.status_code == 200:
+            async for piece in response.aiter_raw():
+                body += piece
+                if len(body) > _MOST_STATE_BYTES:
+                    break
+    return response, bytes(body)
 
 
-def _read(who: str, response: httpx.Response) -> PeerState:
+def _read(who: str, response: httpx.Response, body: bytes) -> PeerState:
     if response.status_code in REFUSED_KEY:
         need = f"its key needs the role {ROLE_NEEDED} or admin there: laya key create NAME --role {ROLE_NEEDED}"
         raise PeerFault("refused", f"{who} refuses the key ({response.status_code}); {need}")
@@ -115,9 +144,14 @@ def _read(who: str, response: httpx.Response) -> PeerState:
     if response.status_code >= 500:
         raise PeerFault("silent", f"{who} answers {response.status_code}")
     try:
-        if response.status_code != 200 or len(response.content) > _MOST_STATE_BYTES:
+        if response.status_code != 200:
             raise msgspec.DecodeError(f"status {response.status_code}")
-        return _DECODER.decode(response.content)
-    except msgspec.DecodeError as error:
+        if len(body) > _MOST_STATE_BYTES:
+            raise msgspec.DecodeError(f"more than {_MOST_STATE_BYTES // 1024**2} MiB of state")
+        state = _DECODER.decode(body)
+        if len(state.models) > _MOST_MODELS:
+            raise msgspec.DecodeError(f"{len(state.models)} models, more than {_MOST_MODELS}")
+        return state
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         hint = "another server's model is `engine: remote`"
         raise PeerFault("refused", f"{who} is no Laya, or one of another kind ({error}); {hint}") from None

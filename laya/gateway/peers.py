@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laya.config.check_routing import AUTO
 from laya.config.peers import PeerConfig, read_peer, split_name
 from laya.engines.peer import PeerFault, PeerModel, PeerState, ask_peer
 from laya.errors import LayaError
@@ -114,7 +115,7 @@ class Peers:
         if not was_there:
             peer.since_s = time.monotonic()
             fleet.events.add("peer_reachable", f"peer '{peer.name}' answers: {peer.config.url}", level="info")
-        told = {f"{peer.name}/{each.id}": each for each in state.models if each.is_its_own and each.known_task}
+        told = {f"{peer.name}/{each.id}": each for each in state.models if each.is_served}
         for model_id in [model_id for model_id in peer.models if model_id not in told]:
             self._drop(model_id)
         peer.models = told
@@ -129,7 +130,7 @@ class Peers:
         if model_id in self._leaving:
             return
         if not fleet.replicas_of(model_id):
-            aliases = tuple(f"{peer.name}/{alias}" for alias in model.aliases)
+            aliases = tuple(f"{peer.name}/{alias}" for alias in model.known_aliases)
             file = ModelFile(
                 id=model_id, path=Path(model_id), format="remote", file_bytes=0, origin=ORIGIN, aliases=aliases,
                 task=model.known_task,
@@ -189,7 +190,7 @@ class Peers:
         for peer in self._peers.values():
             for model_id, model in peer.models.items():
                 if self._fleet.replicas_of(model_id):
-                    for name in (model.id, *model.aliases):
+                    for name in {model.id, *model.known_aliases} - {AUTO}:  # which leaves the choice to the rules
                         spares.setdefault(name, []).append(model_id)
         found = {name: tuple(members) for name, members in spares.items()}
         if found != self._fleet.spares:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -32,6 +33,8 @@ class Scripted:
     def __init__(self) -> None:
         self.status, self.body, self.headers = 200, json.dumps(STATE).encode(), {}
         self.is_silent = False
+        self.again = b""  # after the body, again and again
+        self.pause_s = 0.0
         self.ended = threading.Event()
         self.seen: list[tuple[str, str | None]] = []
         self._httpd = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -55,6 +58,9 @@ class Scripted:
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(server.body)
+                with contextlib.suppress(ConnectionError):
+                    while server.again and not server.ended.wait(server.pause_s):
+                        self.wfile.write(server.again)
 
         return Handler
 
@@ -83,10 +89,40 @@ async def test_state_is_read_whatever_else_it_says(scripted: Scripted, monkeypat
     state = await ask_peer("attic", read_peer(PeerConfig(url=scripted.url + "/v1", key_env="ATTIC_KEY")))
     assert scripted.seen == [("/admin/state", "Bearer sk-secret")]
     assert (state.version, state.free_bytes) == ("9.9", 70)
-    a, b, c = state.models
-    assert (a.known_state, a.known_task, a.window, a.is_its_own) == ("ready", "chat", 4096, True)
+    a, b, _ = state.models
+    assert (a.known_state, a.known_task, a.window) == ("ready", "chat", 4096)
     assert (b.known_state, b.known_task, b.window) == ("ready", None, None)
-    assert not c.is_its_own
+    assert [each.is_served for each in state.models] == [True, False, False]
+
+
+@pytest.mark.anyio
+async def test_models_that_could_not_be_called_so_here_are_left_out(scripted: Scripted) -> None:
+    names = ["", " ", "a\nb", "\x1b[31m", "x" * 201, "мо дель", "日本/模"]
+    models = [{"id": name, "state": "ready", "aliases": ["", "z/w"]} for name in names]
+    scripted.body = json.dumps(STATE | {"models": models}).encode()
+    state = await ask_peer("attic", read_peer(PeerConfig(url=scripted.url)))
+    assert [each.id for each in state.models if each.is_served] == ["мо дель", "日本/模"]
+    assert state.models[-1].known_aliases == ("z/w",)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("plan", [[1], {"settings": [1]}, {"settings": {"max_seq_len": "x"}}, {"settings": None}, 7])
+async def test_a_plan_of_another_form_tells_no_window(scripted: Scripted, plan: Any) -> None:
+    scripted.body = json.dumps(STATE | {"models": [{"id": "a", "state": "ready", "plan": plan}]}).encode()
+    state = await ask_peer("attic", read_peer(PeerConfig(url=scripted.url)))
+    assert state.models[0].window is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("again", "pause_s", "words"), [(b" " * 65536, 0.0, "more than 16 MiB of state"), (b" ", 0.05, "no answer within")]
+)
+async def test_a_state_that_never_ends_is_given_up(
+    scripted: Scripted, again: bytes, pause_s: float, words: str
+) -> None:
+    scripted.body, scripted.again, scripted.pause_s = b"", again, pause_s
+    limit_s = 0.5 if pause_s else 30.0
+    assert words in (await fault(scripted.url, connect_timeout_s=limit_s)).message
 
 
 @pytest.mark.anyio
@@ -98,6 +134,7 @@ async def test_state_is_read_whatever_else_it_says(scripted: Scripted, monkeypat
         (404, b"{}", "refused", "is no Laya"),
         (200, b"<html>", "refused", "is no Laya"),
         (200, b'{"models": 1}', "refused", "is no Laya"),
+        (200, json.dumps(STATE | {"models": STATE["models"] * 400}).encode(), "refused", "1200 models, more than 1000"),
         (302, b"", "refused", "redirects to http://elsewhere: set url to that"),
         (503, b"", "silent", "answers 503"),
     ],
