@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
+from laya.modeling.config import LayaConfig
 from laya.modeling.gguf_file import TYPES, check_router, write_gguf
 from laya.modeling.model import LayaForCausalLM
 
@@ -104,6 +105,27 @@ def export_gguf(folder: Path, out: Path, kind: str, text: Path, greedy_tokens: i
     return parity
 
 
+def _check(folder: Path, out: Path, text: Path, greedy_tokens: int) -> None:
+    """Raises ValueError or OSError for what would be found only after minutes, or taken for something else."""
+    config = folder / "config.json"
+    if not config.is_file():  # Transformers would look for a repository of that name
+        raise FileNotFoundError(f"{folder} is no folder of a Laya model: there is no {config}")
+    try:
+        found = json.loads(config.read_text()).get("model_type")
+    except (ValueError, AttributeError):
+        raise ValueError(f"{config} is no configuration of a model") from None
+    if found != LayaConfig.model_type:  # whose weights Transformers would pass over, and export what it drew instead
+        raise ValueError(f"{config}: model_type is {found!r}; what is exported is {LayaConfig.model_type!r}")
+    if out.exists():
+        raise FileExistsError(f"{out} is there already")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"--out {out}: there is no folder {out.parent}")
+    if not text.is_file():
+        raise FileNotFoundError(f"--text {text}: there is no such file")
+    if greedy_tokens < 0:
+        raise ValueError(f"--greedy-tokens: expected 0 or more, got {greedy_tokens}")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="laya export", description="A Laya model in a form that others run.")
     parser.add_argument("model", type=Path, help="its folder")
@@ -115,6 +137,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     args = parser.parse_args(argv)
     try:
+        _check(args.model, args.out, args.text, args.greedy_tokens)
         if args.to == "mixtral":
             result: dict[str, float] = {"max_logit_difference": export_mixtral(args.model, args.out)}
         else:

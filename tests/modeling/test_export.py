@@ -134,7 +134,25 @@ def test_what_is_wrong_is_told_in_a_line(folder: Path, tmp_path: Path, capsys: p
     assert (tmp_path / "there.gguf").read_text() == "kept"
     assert main([str(tmp_path), "--out", str(tmp_path / "a.gguf")]) == 1
     told = capsys.readouterr().err.splitlines()
-    assert told[0].endswith("there.gguf is there already") and told[1].startswith("laya export: "), told
+    assert told[0].endswith("there.gguf is there already") and "is no folder of a Laya model" in told[1], told
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "told"),
+    [
+        ('{"model_type": "llama"}', [], "model_type is 'llama'; what is exported is 'laya'"),
+        ("[]", [], "is no configuration of a model"),
+        ('{"model_type": "laya"}', ["--text", "nowhere"], "--text nowhere: there is no such file"),
+        ('{"model_type": "laya"}', ["--out", "no/folder/a.gguf"], "there is no folder no/folder"),
+        ('{"model_type": "laya"}', ["--greedy-tokens", "-1"], "--greedy-tokens: expected 0 or more, got -1"),
+    ],
+)
+def test_what_can_be_known_before_is_told_before(
+    config: str, words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert main([str(tmp_path), "--out", str(tmp_path / "a.gguf"), *words]) == 1
+    assert told in capsys.readouterr().err
 
 
 def test_evaluator_refuses_what_it_cannot_take(folder: Path, tokenizer_file: Path, tmp_path: Path) -> None:
