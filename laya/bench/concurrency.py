@@ -106,22 +106,29 @@ def common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="only the JSON line on stdout, the rest on stderr")
 
 
-def session_counts(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
+def count(text: str) -> int:
+    """A number of an option that counts something there has to be."""
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
+    return int(text)
+
+
+def counts(text: str) -> list[int]:
+    return [count(word) for word in text.split(",")]
 
 
 def main(argv: list[str] | None = None) -> int:
     """`laya bench concurrency`: 0 when tokens per second through Laya are `--at-least` of the bare engine's, else 1."""
     parser = argparse.ArgumentParser(
         prog="laya bench concurrency",
-        description=__doc__.partition("\n")[0],
+        description=__doc__.partition("\n")[0].removeprefix("Owns: "),
         epilog="Other options are settings of engines, as `laya serve` takes them.",
     )
     common(parser)
-    parser.add_argument("--sessions", type=session_counts, default=list(SESSIONS), help="such as 1,4,8")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--prompt-words", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--sessions", type=counts, default=list(SESSIONS), help="such as 1,4,8")
+    parser.add_argument("--pairs", type=count, default=5)
+    parser.add_argument("--prompt-words", type=count, default=16)
+    parser.add_argument("--max-tokens", type=count, default=48)
     parser.add_argument("--at-least", type=float, default=0.0, help="ratio that each row must reach")
     options, flags = parser.parse_known_args(argv)
     console = Console(stderr=options.json, highlight=False, width=140)

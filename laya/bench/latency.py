@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laya.bench.both_ways import BothWays, Turn, both_ways, order, paired, samples
-from laya.bench.concurrency import LAYER, common, serve_words, told
+from laya.bench.concurrency import LAYER, common, count, serve_words, told
 from laya.bench.hardware import hardware
 from laya.bench.prefix import WORDS
 from laya.bench.sampling import sample_s
@@ -179,15 +179,15 @@ def main(argv: list[str] | None = None) -> int:
     """`laya bench latency`: 0 when Laya adds at most `--at-most-ms` to the first token of a warm prompt, else 1."""
     parser = argparse.ArgumentParser(
         prog="laya bench latency",
-        description=__doc__.partition("\n")[0],
+        description=__doc__.partition("\n")[0].removeprefix("Owns: "),
         epilog="Other options are settings of engines, as `laya serve` takes them.",
     )
     common(parser)
-    parser.add_argument("--pairs", type=int, default=5, help="of prompts that no cache holds")
-    parser.add_argument("--prompt-words", type=int, default=225, help="about 256 tokens with those of a template")
-    parser.add_argument("--max-tokens", type=int, default=32)
-    parser.add_argument("--warm-pairs", type=int, default=100, help="of one prompt that the engine has")
-    parser.add_argument("--warm-tokens", type=int, default=4)
+    parser.add_argument("--pairs", type=count, default=5, help="of prompts that no cache holds")
+    parser.add_argument("--prompt-words", type=count, default=225, help="about 256 tokens with those of a template")
+    parser.add_argument("--max-tokens", type=count, default=32)
+    parser.add_argument("--warm-pairs", type=count, default=100, help="of one prompt that the engine has")
+    parser.add_argument("--warm-tokens", type=count, default=4)
     parser.add_argument("--at-most-ms", type=float, default=float("inf"))
     options, flags = parser.parse_known_args(argv)
     console = Console(stderr=options.json, highlight=False, width=150)

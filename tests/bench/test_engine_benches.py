@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -39,6 +40,24 @@ def home(laya_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return report
+
+
+@pytest.mark.parametrize(
+    ("bench", "words"),
+    [
+        (concurrency, "--sessions 1,0"),
+        (concurrency, "--sessions x"),
+        (concurrency, "--pairs 0"),
+        (latency, "--max-tokens -1"),
+        (latency, "--warm-pairs 0"),
+    ],
+)
+def test_counts_of_nothing_are_refused_before_an_engine_is_loaded(
+    bench: ModuleType, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(words.split())
+    assert f"argument {words.split()[0]}: expected a whole number >= 1, got" in capsys.readouterr().err
 
 
 @pytest.mark.engine
