@@ -23,7 +23,8 @@ def address_fault(address: str) -> str | None:
     """Why this is no address of a cluster that can be joined from here, in words; None: it may be."""
     if address.startswith("ray://"):
         return "a Ray client places nothing by node: start Ray here (`ray start --address ...`) and give its HOST:6379"
-    if address != "auto" and re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/]+):\d{1,5}", address) is None:
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/]+):(\d{1,5})", address)
+    if address != "auto" and (found is None or not 0 < int(found[2]) < 65536):
         return f"expected HOST:PORT of the cluster's head, such as 10.0.0.1:6379, or auto, got {address!r}"
     if importlib.util.find_spec("ray") is None:
         return "Ray is not installed here: pip install 'laya-llm[ray]'"

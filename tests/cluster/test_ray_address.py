@@ -25,6 +25,8 @@ from tests.engines.conftest import SMALL
         ("ray://10.0.0.1:10001", "start Ray here"),
         ("10.0.0.1", "such as 10.0.0.1:6379, or auto, got '10.0.0.1'"),
         ("10.0.0.1:6379:1", "expected HOST:PORT"),
+        ("10.0.0.1:65536", "expected HOST:PORT"),
+        ("10.0.0.1:0", "expected HOST:PORT"),
     ],
 )
 def test_what_is_no_address_is_refused(address: str, words: str, tmp_path: Path) -> None:
