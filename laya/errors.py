@@ -381,5 +381,7 @@ class NoServer(LayaError):
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name a user most likely meant, or None."""
     likely = [each for each in known if len(name) <= 3 * len(each)]  # else too long for the cutoff, and long to compare
+    if name not in likely and (same := next((each for each in likely if each.lower() == name.lower()), None)):
+        return same
     found = difflib.get_close_matches(name, likely, n=1, cutoff=0.5) if likely else []
     return found[0] if found else None

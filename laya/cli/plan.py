@@ -7,6 +7,7 @@ Laya's, vLLM's and llama.cpp's spellings, by the same code as those of `laya ser
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from laya.cli.plan_program import ProgramSubject, any_subject, show_program_plan
 from laya.cli.plan_show import rule_of_thumb, show_alternatives, show_choices, show_devices, show_left, show_verdict
 from laya.cli.plan_speed import show_speed, speed_fields, speed_of
 from laya.cli.plan_table import compare_code, compare_fields, compared, show_compare, show_table, table_fields
-from laya.cli.plan_vllm import VllmFlags, is_vllm_here, show_vllm_plan
+from laya.cli.plan_vllm import is_vllm_here, show_vllm_plan
 from laya.cli.rates import kept_rates
 from laya.config import Config, load_config, parse_engine_flags
 from laya.errors import ConfigError, InsufficientMemory
@@ -54,7 +55,7 @@ ForVllm = Annotated[bool, typer.Option("--vllm", help="As vLLM would run it, on 
 SETTINGS = frozenset(
     (
         "max_seq_len", "max_num_seqs", "kv_cache_dtype", "kv_pool_tokens", "prompt_cache", "task", "memory_limit",
-        "n_threads", "mmproj", "draft", "max_model_len", "ctx_size", "parallel", "cache_type_k", "cache_type_v",
+        "n_threads", "mmproj", "draft", "max_model_len", "parallel", "cache_type_k", "cache_type_v",
     )
 )  # fmt: skip
 
@@ -78,45 +79,50 @@ def plan(
     vllm: ForVllm = False,
     config_file: ConfigFile = None,
     as_json: Json = False,
-    tensor_parallel_size: Annotated[int | None, _setting("--tensor-parallel-size", "-tp")] = None,
-    pipeline_parallel_size: Annotated[int | None, _setting("--pipeline-parallel-size", "-pp")] = None,
-    gpu_memory_utilization: Annotated[float | None, _setting("--gpu-memory-utilization")] = None,
-    max_num_batched_tokens: Annotated[int | None, _setting("--max-num-batched-tokens")] = None,
-    n_threads: Annotated[str | None, _setting("--n-threads", "--threads", "-t")] = None,
+    n_threads: Annotated[str | None, _setting("--n-threads", "--threads")] = None,
     mmproj: Annotated[str | None, _setting("--mmproj", "-mm")] = None,
     draft: Annotated[str | None, _setting("--draft", "--model-draft", "-md")] = None,
     mmap: Annotated[bool, _setting("--mmap/--no-mmap")] = True,
     max_model_len: Annotated[str | None, _setting("--max-model-len")] = None,
-    ctx_size: Annotated[str | None, _setting("--ctx-size", "-c")] = None,
     parallel: Annotated[str | None, _setting("--parallel", "-np")] = None,
     cache_type_k: Annotated[str | None, _setting("--cache-type-k", "-ctk")] = None,
     cache_type_v: Annotated[str | None, _setting("--cache-type-v", "-ctv")] = None,
 ) -> None:
     """Show what a model would need here, what is chosen for it and why, and how fast it is; nothing is loaded."""
-    flags = VllmFlags(**{name: context.params[name] for name in VllmFlags.__struct_fields__})
     asked = _Question(
         model=model,
         table=table,
         compare=compare,
         params=params,
-        vllm=flags if vllm else None,
+        vllm=vllm,
         config_file=config_file,
         memory_budget=memory_budget,
         gpu_memory=gpu_memory,
         memory=memory,
-        total_context=ctx_size,
         as_json=as_json,
     )
     asked.check()
     said = {name: value for name, value in context.params.items() if name in SETTINGS and value is not None}
-    kv_type = said.pop("kv_cache_dtype", None) if vllm else None  # vLLM has types of its own
     words = [word for name, value in said.items() for word in (f"--{name.replace('_', '-')}", value)]
-    foreign = [] if vllm else flags.words()
+    more = [*(["--engine", "vllm"] if vllm else []), *([] if mmap else ["--no-mmap"]), *context.args]
     own = [name for option in context.command.params for name in option.opts]
-    settings = parse_engine_flags([*words, *([] if mmap else ["--no-mmap"]), *foreign, *context.args], own)
-    if settings.get("engine") == "vllm" and (gpu_memory is not None or not is_vllm_here()):
-        asked = msgspec.structs.replace(asked, vllm=flags.over(settings))
-    raise typer.Exit(_answer(asked, settings, kv_type))
+    settings = parse_engine_flags([*words, *more], own)
+    if vllm and settings["engine"] != "vllm":
+        raise ConfigError(f"--vllm and --engine {settings['engine']} are two questions: leave one out", param="vllm")
+    if settings.get("engine") == "vllm" and (vllm or gpu_memory is not None or not is_vllm_here()):
+        asked = msgspec.structs.replace(asked, vllm=True)
+        asked.check()
+    asked = msgspec.structs.replace(asked, total_context=_value_of(context.args, "--ctx-size", "-c"))
+    raise typer.Exit(_answer(asked, settings))
+
+
+def _value_of(words: Sequence[str], *names: str) -> str | None:
+    """What follows a flag; None where it is not there."""
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        name, separator, value = word.partition("=")
+        if name in names:
+            return value if separator else after
+    return None
 
 
 class _Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,13 +132,13 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True):
     table: bool
     compare: tuple[Path, Path] | None
     params: Path | None
-    vllm: VllmFlags | None
+    vllm: bool
     config_file: Path | None
     memory_budget: str | None
     gpu_memory: str | None
     memory: str | None
-    total_context: str | None  # llama.cpp's --ctx-size
     as_json: bool
+    total_context: str | None = None  # llama.cpp's --ctx-size
 
     def budget_text(self, config: Config) -> str | int | None:
         """The budget as it was written."""
@@ -148,7 +154,7 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--params {self.params} is a model of its own: leave out '{self.model}'", param="params")
         modes = (
             ("--compare", self.compare is not None),
-            ("--vllm", self.vllm is not None),
+            ("--vllm", self.vllm),
             ("--table", self.table),
             ("--params", self.params is not None),
         )
@@ -157,16 +163,16 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{first} and {others[0]} are two questions: ask one at a time", param=first[2:])
 
 
-def _answer(asked: _Question, settings: dict[str, Any], kv_type: str | None) -> int:
-    """Plan and show what was asked; the exit code. kv_type: of vLLM's cache."""
+def _answer(asked: _Question, settings: dict[str, Any]) -> int:
+    """Plan and show what was asked; the exit code."""
     if asked.compare is not None:
         return _compare(asked, asked.compare, settings)
     config = load_config(asked.config_file, os.environ)
     budget = asked.budget(config)
     cards = cards_of(asked.gpu_memory)
     asking = Asking(config=config, settings=settings, card_bytes=cards, is_elsewhere=asked.memory is not None)
-    if asked.vllm is not None:
-        fits = show_vllm_plan(asked.model, asking, budget, asked.vllm, kv_type, as_json=asked.as_json)
+    if asked.vllm or (cards and asked.model is not None and asking.of(asked.model)[1].engine == "vllm"):
+        fits = show_vllm_plan(asked.model, asking, budget, as_json=asked.as_json)
         return _exit_code(fits)
     if asked.params is not None:
         subject = subject_described(asked.params, asking)

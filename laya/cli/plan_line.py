@@ -9,6 +9,7 @@ import msgspec
 
 from laya.cli.plan_model import Asking, Subject
 from laya.config import parse_budget, parse_bytes, parse_engine_flags
+from laya.config.units import parse_limit
 from laya.errors import ConfigError
 from laya.memory import Budget, Machine, size_text
 from laya.memory.machine import GATEWAY_BYTES, MAX_SHARE, budget_within
@@ -92,7 +93,7 @@ def budget_of(memory: str | None, asked: str | int | None) -> Budget:
     if memory is None:
         return Machine().budget(asked)
     try:
-        n_bytes = parse_bytes(memory)
+        n_bytes = parse_limit(memory)
     except ConfigError as error:
         raise ConfigError(f"--memory {error.message}", param="memory") from None
     usable = max(0, n_bytes - GATEWAY_BYTES)

@@ -14,7 +14,8 @@ import msgspec
 
 from laya.cli.fit import learned_of, model_shape
 from laya.cli.gpus import gpus_here
-from laya.config import Config, ResolvedModel, parse_bytes, with_settings
+from laya.config import Config, ResolvedModel, with_settings
+from laya.config.units import parse_limit
 from laya.engines.builds import packages_for
 from laya.errors import BadModelFile, ConfigError, ModelNotPulled
 from laya.memory import Budget, ModelFacts, read_facts
@@ -108,12 +109,10 @@ def cards_of(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     try:
-        sizes = tuple(int(parse_bytes(part.strip())) for part in text.split(","))
-    except (ConfigError, ValueError):
-        sizes = ()
-    if not sizes or min(sizes) <= 0:
-        raise ConfigError(f"--gpu-memory {text!r}: write what each card has, such as 24GiB or 24GiB,12GiB", param="gpu")
-    return sizes
+        return tuple(parse_limit(part.strip()) for part in text.split(","))
+    except ConfigError as error:
+        what = f"write what each card has, such as 24GiB or 24GiB,12GiB: {error.message}"
+        raise ConfigError(f"--gpu-memory {text!r}: {what}", param="gpu_memory") from None
 
 
 def _on_disk(name: str, source: str, asking: Asking) -> Subject:

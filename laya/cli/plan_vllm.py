@@ -6,7 +6,7 @@ It says what `vllm serve` would take, before anybody downloads or starts anythin
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from laya.cli.plan_line import Alternative
 from laya.cli.plan_model import Asking
 from laya.cli.plan_show import show_alternatives, show_choices, show_devices, show_verdict
 from laya.cli.plan_speed import ON_GPU, PlanSpeed, show_speed, speed_fields
+from laya.config.vllm import Vllm
 from laya.engines.vllm_build import find_build
 from laya.errors import ConfigError
 from laya.gateway.kind_vllm import check_checkpoint
@@ -25,34 +26,13 @@ from laya.memory import Budget, Machine, VllmSettings, plan_vllm
 from laya.memory.gpu import GpuMemory, GpuMeter
 from laya.memory.hf import HfFacts
 from laya.memory.plan_source import facts_anywhere
-from laya.memory.vllm_place import usable_bytes
+from laya.memory.vllm_place import chosen_cards, usable_bytes
 from laya.models import home_path, is_remote, open_remote, resolve
 from laya.types import GIB, AskedSettings, Plan
 
 SOLD_GIB = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192, 288)  # cards as they are sold
 SIDE_BY_SIDE = (1, 2, 4, 8)
 ENOUGH = 3
-
-
-class VllmFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """vLLM's own flags, under its names; None = its default, or as many cards as there are."""
-
-    tensor_parallel_size: int | None = None
-    pipeline_parallel_size: int | None = None
-    gpu_memory_utilization: float | None = None
-    max_num_batched_tokens: int | None = None
-
-    def given(self) -> dict[str, int | float]:
-        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
-
-    def over(self, settings: dict[str, Any]) -> VllmFlags:
-        """These, and where they are silent what the settings of an engine say."""
-        said = {name: settings[name] for name in self.__struct_fields__ if name in settings}
-        return msgspec.structs.replace(self, **(said | self.given()))
-
-    def words(self) -> list[str]:
-        """As typed: what a verb that is not about vLLM explains."""
-        return [word for name, value in self.given().items() for word in (_flag(name), str(value))]
 
 
 def is_vllm_here() -> bool:
@@ -64,34 +44,22 @@ def is_vllm_here() -> bool:
     return True
 
 
-def _check_flags(flags: VllmFlags) -> None:
-    """Raise ConfigError naming a flag whose value nothing can be."""
-    for name, value in flags.given().items():
-        flag = _flag(name)
-        if name == "gpu_memory_utilization":
-            if not 0 < value <= 1:
-                raise ConfigError(f"{flag} is {value}; it is a share of the card, above 0 and at most 1", param=name)
-        elif not 1 <= value <= 1 << 20:
-            raise ConfigError(f"{flag} is {value}; it must be at least 1 and at most {1 << 20}", param=name)
-
-
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def show_vllm_plan(
-    name: str | None, asking: Asking, budget: Budget, flags: VllmFlags, kv_cache_dtype: str | None, *, as_json: bool
-) -> bool:
+def show_vllm_plan(name: str | None, asking: Asking, budget: Budget, *, as_json: bool) -> bool:
     """Print the plan of a model for vLLM. Returns whether it fits. Raises as `plan_vllm`, and for a GGUF model."""
     if name is None:
         raise ConfigError("--vllm is of one model: laya plan MODEL --vllm", param="vllm")
-    _check_flags(flags)
     found = _found(name, asking)
-    cards = _cards(asking)
     asked, resolved = asking.of(name)
+    cards = chosen_cards(_cards(asking), resolved.gpus)
+    if resolved.vllm is not None and resolved.vllm.gpu_memory_utilization is not None:
+        share = resolved.vllm.gpu_memory_utilization
+        cards = [_limited(card, int(share * card.total_bytes)) for card in cards]
     check_checkpoint(resolved, found)
-    asked = msgspec.structs.replace(asked, kv_cache_dtype=kv_cache_dtype)
-    settings = _settings(found, flags, len(cards))
+    settings = _settings(found, asking.settings, resolved.vllm or Vllm(), len(cards))
     plan = plan_vllm(found, asked, budget, cards, model_id=name, settings=settings, n_cores=Machine().cores())
     others = [] if plan.fits else _alternatives(name, asking, found, asked, plan, settings, budget)
     speed = PlanSpeed(why_not=ON_GPU)
@@ -102,7 +70,7 @@ def show_vllm_plan(
         return plan.fits
     console = Console(highlight=False)
     show_devices(console, plan, budget)
-    show_choices(console, plan, {*asking.settings, *({"kv_cache_dtype"} if kv_cache_dtype else ())})
+    show_choices(console, plan, set(asking.settings))
     show_speed(console, speed, plan)
     if others:
         show_alternatives(console, others)
@@ -141,7 +109,7 @@ def _cards(asking: Asking) -> list[GpuMemory]:
 
 
 def _limited(card: GpuMemory, limit: int) -> GpuMemory:
-    """The card as if no more than memory.gpu's limit could be used of it."""
+    """The card as if no more than this could be used of it."""
     reserve = card.free_bytes - usable_bytes(card)
     return msgspec.structs.replace(card, free_bytes=min(card.free_bytes, limit + reserve))
 
@@ -153,9 +121,11 @@ def _free_cards(sizes: Sequence[int]) -> list[GpuMemory]:
     ]
 
 
-def _settings(found: HfFacts, flags: VllmFlags, n_cards: int) -> VllmSettings:
+def _settings(found: HfFacts, flags: Mapping[str, Any], entry: Vllm, n_cards: int) -> VllmSettings:
     """vLLM's settings: what was given, and all cards side by side where the heads divide among them."""
-    given = flags.given()
+    of_entry = {name: value for name, value in msgspec.structs.asdict(entry).items() if value != getattr(Vllm(), name)}
+    said = of_entry | dict(flags)
+    given = {name: said[name] for name in VllmSettings.__struct_fields__ if name in said}
     if "tensor_parallel_size" not in given:
         share = n_cards // int(given.get("pipeline_parallel_size", 1))
         heads = max(found.shape.n_head, default=0)

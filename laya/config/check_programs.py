@@ -11,7 +11,7 @@ from laya.config.document import Document, KeyPath, dotted
 from laya.config.program import PROGRAM_KEYS, VARIABLES, unknown_variable, words_of
 from laya.config.remote import REMOTE_KEYS, RemoteUrl, read_url
 from laya.config.schema import Config, ModelConfig
-from laya.config.vllm import VLLM_KEYS
+from laya.config.vllm import NOT_VLLMS, VLLM_KEYS
 from laya.errors import ConfigError, nearest
 
 # Settings of Laya's own engine, which others have flags of their own for, if they have them at all.
@@ -20,10 +20,6 @@ _LLAMACPP_ALONE = (
     "gpus", "tensor_split", "mmap", "mmproj", "draft", "lora", "chat_template", "args",
 )  # fmt: skip
 _KEYS_OF = {"command": PROGRAM_KEYS, "remote": REMOTE_KEYS, "vllm": VLLM_KEYS}
-# Settings that are llama.cpp's alone, so that vLLM has no flag for them either.
-_NOT_VLLMS = (
-    "kv_pool_tokens", "prompt_cache", "gpu_layers", "experts_on_cpu", "tensor_split", "mmproj", "draft", "lora",
-)  # fmt: skip
 _ELSEWHERE = {"command": "the program has settings of its own: say it in cmd", "remote": "the other server decides it"}
 
 
@@ -116,7 +112,7 @@ def _check_remote(entry: ModelConfig, document: Document, where: KeyPath) -> Non
 
 
 def _check_vllm(entry: ModelConfig, document: Document, where: KeyPath) -> None:
-    for key in _NOT_VLLMS:
+    for key in NOT_VLLMS:
         if getattr(entry, key) not in (UNSET, None, 0, "auto", []):
             raise _error(document, (*where, key), "is llama.cpp's; leave it out with engine: vllm")
     if entry.overflow == "trim":

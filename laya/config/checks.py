@@ -158,7 +158,7 @@ def _vllm_kv_cache_dtype(value: str) -> str | None:
     known = ("auto", *VLLM_KV_CACHE_DTYPES)
     if value in known:
         return None
-    close = {"f16": "float16", "bf16": "bfloat16"}.get(value) or ("fp8" if value.startswith("q") else None)
+    close = {"f16": "float16", "bf16": "bfloat16"}.get(value) or ("fp8" if value[:1] == "q" else nearest(value, known))
     return (f"did you mean {close}? " if close else "") + f"vLLM has {', '.join(known)}"
 
 

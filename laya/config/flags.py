@@ -15,7 +15,7 @@ from laya.config.document import KeyPath
 from laya.config.load import parse_settings
 from laya.config.resolve import SETTING_NAMES
 from laya.config.settings import SamplingDefaults
-from laya.config.vllm import VLLM_KEYS
+from laya.config.vllm import NOT_VLLMS, VLLM_KEYS
 from laya.errors import ConfigError, nearest
 
 
@@ -78,6 +78,10 @@ REFUSED: Mapping[str, str] = (
         "--tensor-parallel-size": _SPLIT,
         "-tp": _SPLIT,
     }
+    | dict.fromkeys(("-sm", "--split-mode"), _SPLIT)
+    | dict.fromkeys(
+        ("-mg", "--main-gpu", "-dev", "--device"), "write --gpus with the number of the GPU, such as --gpus 0"
+    )
     | dict.fromkeys(
         ("-b", "--batch-size", "-ub", "--ubatch-size", "--max-num-batched-tokens"),
         "the plan decides it, so that a client that leaves frees its slot at once; leave it out",
@@ -110,10 +114,15 @@ def _with_preset(words: list[str]) -> list[str]:
     _, separator, name = words[place].partition("=")
     rest = words[:place] + words[place + (1 if separator else 2) :]
     name = name if separator else next(iter(words[place + 1 :]), "")
+    there = f"There are {', '.join(PRESETS)}."
+    if not name or _is_flag(name):
+        raise ConfigError(f"--preset needs a name. {there}", param="--preset")
     if name not in PRESETS:
         close = nearest(name, PRESETS)
-        hint = f"Did you mean {close}?" if close else f"There are {', '.join(PRESETS)}."
+        hint = f"Did you mean {close}? {there}" if close else there
         raise ConfigError(f"--preset {name}: there is no such preset. {hint}", param="--preset")
+    if any(word.partition("=")[0] == "--preset" for word in rest):
+        raise ConfigError(f"--preset {name} and another --preset: leave one out", param="--preset")
     shared, of_vllm = PRESETS[name]
     engine = _engine_of(rest) or "vllm"
     return [*f"--engine {engine} {shared} {of_vllm if engine == 'vllm' else ''}".split(), *rest]
@@ -147,7 +156,23 @@ def parse_engine_flags(argv: list[str], beside: Sequence[str] = ()) -> dict[str,
     _settle_context(written, spelled)
     _settle_value_cache(written)
     settings = parse_settings(written, spelled)
+    _check_engine(written, spelled)
     return {name: msgspec.to_builtins(getattr(settings, name)) for name in written}
+
+
+def _check_engine(written: Mapping[str, Any], spelled: Mapping[KeyPath, str]) -> None:
+    """Raise ConfigError for an engine that flags cannot describe, and for flags of another than the one they name."""
+    engine = written.get("engine")
+    if engine in ("command", "remote"):
+        raise ConfigError(
+            f"--engine {engine}: a model under `models:` of config.yaml says that, with its "
+            f"{'cmd' if engine == 'command' else 'url'}",
+            param="--engine",
+        )
+    if engine == "vllm" and (
+        strange := next((key for key in NOT_VLLMS if written.get(key) not in (None, 0, "auto")), None)
+    ):
+        raise ConfigError(f"{spelled[strange,]} is llama.cpp's; leave it out with --engine vllm", param=strange)
 
 
 def _flag(name: str, beside: Sequence[str]) -> Flag:

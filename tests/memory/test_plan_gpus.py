@@ -17,6 +17,7 @@ from laya.bench.plan_terabyte import write_model
 from laya.cli import gpus
 from laya.config import Config, with_settings
 from laya.engines import llamacpp
+from laya.errors import ConfigError
 from laya.gateway.corrections import Corrections
 from laya.gateway.kind_llamacpp import LlamaCppKind
 from laya.memory import Budget, GpuMeter
@@ -131,3 +132,23 @@ def test_the_plan_is_what_the_engine_is_started_with(make_gguf: MakeGguf, tmp_pa
     cpu_alone = msgspec.structs.replace(settings, engine_path=None, gpus=(), tensor_split=())
     plan = kind.plan(cpu_alone, file, cpu_alone.asked(), budget, Corrections(tmp_path / "laya.db"))
     assert [device.device for device in plan.devices] == ["cpu"]
+
+
+def test_flags_of_llama_cpp_are_read_whole_and_amounts_have_units(laya_plan: Any, make_gguf: MakeGguf) -> None:
+    """`-ncmoe` and `-ts` begin like `-c` and `-t`."""
+    path, cards = make_gguf(**BIG), ("--gpu-memory", "24GiB,24GiB")
+    words = ("-ngl", 99, "-ncmoe", 3, "-ts", "3,1", "-t", 1, "-c", 4096, "-np", 2, *cards)
+    plan = seen(laya_plan, path, *words)
+    assert (plan["settings"]["gpu_layers"], plan["settings"]["tensor_split"]) == (17, [13, 4])
+    assert (plan["settings"]["n_threads"], plan["settings"]["max_seq_len"]) == (1, 2048)
+    assert "experts_on_cpu changes nothing: small has no experts" in plan["notes"]
+    assert seen(laya_plan, path, "-cmoe", *cards)["settings"]["max_num_seqs"] == 2
+    for flag, value in (("--gpu-memory", "24"), ("--gpu-memory", "24GiB,12"), ("--memory", "24"), ("--memory", "0")):
+        with pytest.raises(ConfigError, match=f"^{flag} '{value}'.* less than any model: write"):
+            laya_plan(path, flag, value)
+
+
+def test_what_was_tried_and_given_up_again_is_no_reason(laya_plan: Any, make_gguf: MakeGguf) -> None:
+    plan = seen(laya_plan, make_gguf(), "--gpu-memory", "520MiB")
+    assert plan["settings"]["gpu_layers"] == 0
+    assert not any(f"instead of {plan['settings'].get(name)}:" in why for name, why in plan["reasons"].items())

@@ -79,6 +79,23 @@ def test_vllm_json_takes_all_cards_side_by_side(laya_plan: Run, config_path: Pat
     )
 
 
+def test_vllm_is_planned_alike_by_flag_by_engine_and_by_the_config(
+    laya_plan: Run, config_path: Path, tmp_path: Path
+) -> None:
+    cards = ("--gpu-memory", "24GiB,24GiB", "--json")
+    words = ("--kv-cache-dtype", "fp8", "--gpu-memory-utilization", 0.9, "--gpus", "1")
+    by_flag = json.loads(laya_plan(config_path, "--vllm", *words, *cards)[1])
+    by_engine = json.loads(laya_plan(config_path, "--engine", "vllm", *words, *cards)[1])
+    file = tmp_path / "one.yaml"
+    entry = {"source": str(config_path), "engine": "vllm", "kv_cache_dtype": "fp8", "gpu_memory_utilization": 0.9}
+    file.write_text(json.dumps({"version": 1, "models": {"m": entry | {"gpus": [1]}}}))
+    by_config = json.loads(laya_plan("m", "--config", file, *cards)[1])
+    assert by_flag["settings"]["kv_cache_dtype"] == "fp8"
+    assert by_flag["devices"][0]["device"] == "gpu1"
+    assert by_flag["devices"][0]["budget_bytes"] == int(0.9 * 24 * 1024**3)
+    assert by_flag["devices"] == by_engine["devices"] == by_config["devices"]
+
+
 def test_vllm_on_the_cards_of_this_machine_within_their_limits(
     laya_plan: Run, config_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,10 +125,14 @@ def test_vllm_refusal_has_alternatives_that_fit(laya_plan: Run, config_path: Pat
     [
         (("--vllm",), "--gpu-memory 24GiB"),
         (("--vllm", "--gpu-memory", "24GiB", "-tp", 2), "needs 2 GPUs; there is 1"),
-        (("--vllm", "--gpu-memory", "24GiB", "-tp", 0), "must be at least 1"),
-        (("--vllm", "--gpu-memory", "24GiB", "--gpu-memory-utilization", 1.5), "a share of the card"),
+        (("--vllm", "--gpu-memory", "24GiB", "-tp", 0), "-tp: expected a whole number >= 1"),
+        (("--vllm", "--gpu-memory", "24GiB", "--gpu-memory-utilization", 1.5), "expected a number > 0 and <= 1"),
         (("--vllm", "--gpu-memory", "24GiB", "--kv-cache-dtype", "fp88"), "did you mean fp8"),
         (("--vllm", "--gpu-memory", "24GiB", "--table"), "--vllm and --table are two questions"),
+        (("--engine", "vllm", "--gpu-memory", "24GiB", "--table"), "--vllm and --table are two questions"),
+        (("--vllm", "--gpu-memory", "24GiB", "--gpus", "0,3"), "gpus names GPU 3, which can't be used: there is 0"),
+        (("--vllm", "--gpu-memory", "24GiB", "-ncmoe", 3), "-ncmoe is llama.cpp's; leave it out with --engine vllm"),
+        (("--vllm", "--engine", "llamacpp", "--gpu-memory", "24GiB"), "--vllm and --engine llamacpp are two questions"),
         (("-tp", 2), "llama.cpp gives each GPU whole layers: write --gpus 0,1"),
     ],
 )
