@@ -54,6 +54,12 @@ FIGURES = {
 
 
 def write(folder: Path, model: torch.nn.Module, words: PreTrainedTokenizerFast) -> Path:
+    """Only words are likely: what the vocabulary learned changes with the docs, and a special token has no text."""
+    is_word = [
+        name.strip("Ġ").isascii() and name.strip("Ġ").isalpha() for name in words.convert_ids_to_tokens(range(N_VOCAB))
+    ]
+    with torch.no_grad():
+        model.lm_head.weight[~torch.tensor(is_word)] = 0
     model.to(torch.bfloat16).save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
