@@ -142,7 +142,14 @@ def _named(config: Config, name: str) -> tuple[str, Config]:
 
     Raises what is wrong with the name or the file.
     """
-    known = config.for_model(name).id
+    asked = config.for_model(name)
+    if asked.peer is not None:
+        there = name.removeprefix(f"{asked.peer}/")
+        raise ConfigError(
+            f"{name} is a model of the peer '{asked.peer}': it is served without being named here, and loaded there, "
+            f"at its first request or by `laya load {there}` with LAYA_URL={config.peers[asked.peer].url}."
+        )
+    known = asked.id
     if known in config.models:
         try:
             settings = config.for_model(known)

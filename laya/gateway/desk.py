@@ -166,6 +166,10 @@ class Desk:
 
     async def load(self, request: Request) -> Response:
         """`?anyway=true`: also a model that does not fit, under the ceiling of what is free."""
+        endpoint = self.fleet.find(request.path_params["model_id"])
+        if endpoint.settings.peer is not None and endpoint.is_drained:  # which was done here, so it ends here
+            self.fleet.draining.undo(endpoint)
+            return self.shown(endpoint)
         endpoint = self._own(request)
         await self.fleet.load(endpoint, anyway=switch(request, "anyway"))
         return self.shown(endpoint)

@@ -23,7 +23,7 @@ from laya.engines.peer import PeerFault, PeerModel, PeerState, ask_peer
 from laya.errors import LayaError
 from laya.gateway.draining import DEADLINE_S, finish
 from laya.gateway.hops import INSTANCE
-from laya.types import ModelFile, ModelStatus
+from laya.types import ANY_LENGTH, ModelFile, ModelStatus
 
 if TYPE_CHECKING:
     from laya.gateway.endpoint import Endpoint
@@ -258,7 +258,7 @@ class Peers:
     def window(self, model_id: str) -> int | None:
         """Tokens of a request, where it is loaded there."""
         _, model = self._of(model_id)
-        return model.window if model is not None else None
+        return model.window if model is not None and model.window != ANY_LENGTH else None
 
     def standing(self, status: ModelStatus) -> ModelStatus:
         """A model of a peer as it stands there; failed where the peer does not answer."""

@@ -90,6 +90,13 @@ def test_serve_says_what_it_loaded_and_what_to_paste(server: Any) -> None:
     assert get(server, "/ready").json() == {"status": "ready"}
 
 
+def test_model_of_a_peer_is_no_model_to_load_here(laya_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("peers: {attic: {url: 'http://127.0.0.1:9'}}\n")
+    done = laya(laya_home, tmp_path, "serve", "attic/org/m", "--port", "0")
+    assert done.returncode == 2 and "attic/org/m is a model of the peer 'attic'" in done.stderr
+    assert "`laya load org/m` with LAYA_URL=http://127.0.0.1:9" in done.stderr
+
+
 def test_port_in_use_names_the_process(laya_home: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

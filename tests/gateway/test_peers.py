@@ -114,6 +114,7 @@ def test_models_of_peers_are_listed_and_served_by_both_names(house: House, clien
     with plain(house.front) as http:
         told = http.get("/v1/models/small").json()
     assert (told["id"], told["peer"]) == ("attic/small", "attic")
+    assert told["context_length"] is None, "only a program itself knows what it takes"
     until(house.knows("attic/small", "ready"), TOLD_S)
     assert model_state(house.front, "attic/both")["state"] == "unloaded"
 
@@ -166,6 +167,15 @@ def test_loading_is_the_peers_own_business(house: House) -> None:
         answer = http.post("/admin/models/attic/small/unload")
     assert answer.status_code == 501 or answer.status_code == 400, answer.text
     assert f"LAYA_URL={house.attic.url}" in answer.json()["error"]["message"]
+
+
+def test_what_was_drained_here_is_opened_here(house: House, client: openai.OpenAI) -> None:
+    with plain(house.front) as http:
+        assert http.post("/admin/models/attic/small/drain").status_code == 200
+        with pytest.raises(openai.APIStatusError, match="`laya load attic/small` ends that"):
+            client.with_options(max_retries=0).chat.completions.create(model="attic/small", messages=USER)
+        assert http.post("/admin/models/attic/small/load").status_code == 200
+    assert client.chat.completions.create(model="attic/small", messages=USER).model == "attic/small"
 
 
 def test_ps_and_list_show_them(
