@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from packaging.version import InvalidVersion, Version
 from rich.console import Console
 from rich.table import Table
 
@@ -53,15 +54,20 @@ def list_builds(as_json: Json = False) -> None:
 
 
 def _llamacpp_rows(home: Path) -> list[dict[str, Any]]:
-    used, there = builds.used_name(home), [builds.bundled(), *builds.installed(home)]
+    used, there, faults = builds.used_name(home), [builds.bundled(), *builds.installed(home)], builds.broken(home)
     rows = [
         _row("llama.cpp", build.name, build.version, build.hardware, build, is_used=build.name == used)
         for build in there
     ]
     if used not in {build.name for build in there}:
-        note = "chosen, and gone: no model loads until another is used"
+        gone = "broken" if used in faults else "gone"
+        note = f"chosen, and {gone}: no model loads until another is used"
         rows.append(_row("llama.cpp", used, "", "-", None, is_used=True, note=note))
-    return rows
+    return rows + [
+        _row("llama.cpp", name, "", "-", note=f"broken: {fault}. {builds.mend_words(name)}")
+        for name, fault in faults.items()
+        if name != used
+    ]
 
 
 def _row(
@@ -119,14 +125,20 @@ def install(
     """Install a build of llama.cpp for a GPU beside Laya, after a look at cards, driver and system; then use it."""
     home, console = home_path(), Console(stderr=True, highlight=False, soft_wrap=True)
     line = _line_of(kind, toolkit, wheel, console, check=check)
-    wanted = version_in(wheel) if wheel is not None else version or builds.bundled().version
+    wanted = _version_of(wheel, version, index_url)
     label = line.label if line is not None else "cpu"
     name = f"{label}-{wanted}"
     if any(build.name == name for build in builds.installed(home)):
         raise ConfigError(f"{name} is installed already: `laya engines use {name}`.")
+    if fault := builds.broken(home).get(name):
+        raise ConfigError(f"{name} is there, and broken: {fault}. {builds.mend_words(name)}")
     kind_of = line.kind if line is not None else "cpu"
     build = Build(name=name, kind=kind_of, toolkit=version_text(line.toolkit) if line else "", version=wanted)
-    found = None if wheel is not None or line is None else find_wheel(index_url or line.index_url, wanted)
+    found = (
+        None
+        if wheel is not None or line is None
+        else find_wheel(index_url if index_url is not None else line.index_url, wanted)
+    )
     with Installation(home) as installation:
         installation.unpack(_fetched(installation, console, build, found, wheel))
         build = installation.finish(installation.prove(build, needs_gpu=check and line is not None))
@@ -145,6 +157,27 @@ def install(
     print(f"{build.name}: installed, {size_text(build.n_bytes)}; {then}")
 
 
+def _version_of(wheel: Path | None, version: str | None, index_url: str | None) -> str:
+    """Of xllamacpp, as it is to be installed. Raises ConfigError for words that are none, or fight."""
+    if index_url is not None and not index_url.startswith(("http://", "https://")):
+        raise ConfigError(f"--index-url '{index_url}': expected an address that begins with https:// or http://")
+    if wheel is not None and index_url is not None:
+        raise ConfigError("--wheel is a file and --index-url an index: leave one out")
+    try:
+        said = str(Version(version)) if version is not None else None
+    except InvalidVersion:
+        like = f", such as {builds.bundled().version}"
+        raise ConfigError(f"--version '{version}': expected a version of {builds.PACKAGE}{like}") from None
+    if wheel is not None:
+        found = version_in(wheel)
+        if said not in (None, found):
+            raise ConfigError(f"--version {version}: the wheel is of {found}; leave it out with --wheel")
+        return found
+    if said is None and builds.bundled().version == builds.MISSING:
+        raise ConfigError(f"Laya came with no {builds.PACKAGE} here, so say which to install: --version")
+    return said or builds.bundled().version
+
+
 def _line_of(
     kind: str, toolkit: str | None, wheel: Path | None, console: Console, *, check: bool
 ) -> GpuWheel | None:  # fmt: skip
@@ -152,6 +185,8 @@ def _line_of(
     if kind == "cpu":
         if wheel is None:
             raise InvalidRequest("A build for CPUs came with Laya; another one is installed by `--wheel FILE`.")
+        if toolkit is not None:
+            raise InvalidRequest(f"--toolkit {toolkit}: a build for CPUs needs none; leave it out.")
         return None
     if kind not in GPU_KINDS:
         close = nearest(kind, (*GPU_KINDS, "cpu"))
@@ -209,6 +244,6 @@ def use(name: Name) -> None:
 def rm(name: Name) -> None:
     """Remove a build that is not in use."""
     home = home_path()
-    build = builds.find(home, name)
+    build = builds.find(home, name, to_remove=True)
     builds.remove(home, build)
     print(f"{printable(build.name)}: removed, {size_text(build.n_bytes)}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -25,8 +24,8 @@ from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
-from laya.engines.builds import PACKAGE, RECORD, Build, builds_folder
-from laya.errors import DownloadError, EngineFailed
+from laya.engines.builds import PACKAGE, RECORD, Build, builds_folder, writing
+from laya.errors import ConfigError, DownloadError, EngineFailed
 
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S, PROOF_TIMEOUT_S = 15.0, 60.0, 180
@@ -64,14 +63,14 @@ def find_wheel(index_url: str, wanted: str) -> FoundWheel:
         with _client() as http:
             answer = http.get(page_url)
             answer.raise_for_status()
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise DownloadError(
             f"The index of {PACKAGE}'s wheels, {page_url}, cannot be reached ({_why(error)}). Download the wheel "
             "where it can, and give it: --wheel FILE; or name a mirror of the index: --index-url URL."
         ) from None
     links = _Links()
     links.feed(answer.text)
-    wheels = [found for href in links.hrefs if (found := _wheel_of(urljoin(str(answer.url), href))) is not None]
+    wheels = [found for href in links.hrefs if (found := _wheel_of(str(answer.url), href)) is not None]
     for wheel in wheels:
         if Version(wheel.version) == Version(wanted) and fits(wheel.name):
             return wheel
@@ -83,12 +82,12 @@ def find_wheel(index_url: str, wanted: str) -> FoundWheel:
     raise DownloadError(f"{page_url} has no {PACKAGE} {wanted}. {others}.")
 
 
-def _wheel_of(url: str) -> FoundWheel | None:
-    parts = urlsplit(url)
-    name = unquote(parts.path.rpartition("/")[2])
+def _wheel_of(page_url: str, href: str) -> FoundWheel | None:
     try:
+        parts = urlsplit(urljoin(page_url, href))
+        name = unquote(parts.path.rpartition("/")[2])
         package, version, _, _ = parse_wheel_filename(name)
-    except InvalidWheelFilename:
+    except ValueError:  # another file, or no address
         return None
     if package != PACKAGE:
         return None
@@ -107,17 +106,17 @@ def fits(wheel_name: str) -> bool:
 
 
 def version_in(wheel: Path) -> str:
-    """Of a wheel's file. Raises DownloadError for one that is none of xllamacpp, or none for this system."""
+    """Of a wheel's file. Raises ConfigError for one that is none of xllamacpp, or none for this system."""
+    if not wheel.is_file():
+        raise ConfigError(f"--wheel {wheel}: {'it is no file' if wheel.exists() else 'there is no such file'}.")
     try:
         package, version, _, _ = parse_wheel_filename(wheel.name)
     except InvalidWheelFilename as error:
-        raise DownloadError(f"{wheel}: {error}. A wheel keeps the name it was published by.") from None
+        raise ConfigError(f"--wheel {wheel}: {error}. A wheel keeps the name it was published by.") from None
     if package != PACKAGE:
-        raise DownloadError(f"{wheel.name} is a wheel of {package}, not of {PACKAGE}.")
-    if not wheel.is_file():
-        raise DownloadError(f"There is no {wheel}.")
+        raise ConfigError(f"--wheel {wheel.name} is a wheel of {package}, not of {PACKAGE}.")
     if not fits(wheel.name):
-        raise DownloadError(f"{wheel.name} is for another system or another Python than this.")
+        raise ConfigError(f"{wheel.name} is for another system or another Python than this.")
     return str(version)
 
 
@@ -126,9 +125,10 @@ class Installation:
 
     def __init__(self, home: Path) -> None:
         self._folder = builds_folder(home)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(self._folder)
-        self._stage = Path(tempfile.mkdtemp(prefix=f"{_STAGE}{os.getpid()}-", dir=self._folder))
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(self._folder)
+            self._stage = Path(tempfile.mkdtemp(prefix=f"{_STAGE}{os.getpid()}-", dir=self._folder))
         self.packages = self._stage / "build"
 
     def __enter__(self) -> Installation:
@@ -152,7 +152,9 @@ class Installation:
                     digest.update(chunk)
                     n_bytes += len(chunk)
                     progress(n_bytes, all_bytes)
-        except httpx.HTTPError as error:
+        except OSError as error:
+            raise DownloadError(f"{self._folder} took {n_bytes} bytes of the wheel: {error.strerror}.") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise DownloadError(f"{wheel.url} broke off after {n_bytes} bytes ({_why(error)}).") from None
         if wheel.sha256 not in (None, digest.hexdigest()):
             raise DownloadError(f"{wheel.name} is damaged: its SHA-256 is not the one that the index names.")
@@ -190,7 +192,10 @@ class Installation:
         if done.returncode:
             said = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
             raise EngineFailed(f"The build cannot be loaded here, so it was not installed: {said}")
-        devices = json.loads(done.stdout.strip().splitlines()[-1])
+        try:
+            devices = msgspec.json.decode(done.stdout.strip().rpartition("\n")[2], type=list[tuple[str, str, str]])
+        except msgspec.DecodeError:
+            raise EngineFailed("The build names no devices that it computes on, so it was not installed.") from None
         gpus = tuple(f"{name} {description}" for name, description, kind in devices if kind in _GPUS)
         if needs_gpu and not gpus:
             raise EngineFailed(
@@ -203,7 +208,8 @@ class Installation:
     def finish(self, build: Build) -> Build:
         """Now it is there. Raises EngineFailed where another installation was faster."""
         folder = self._folder / build.name
-        (self.packages / RECORD).write_bytes(msgspec.json.encode(msgspec.structs.replace(build, folder=None)))
+        with writing(self._folder):
+            (self.packages / RECORD).write_bytes(msgspec.json.encode(msgspec.structs.replace(build, folder=None)))
         try:
             self.packages.rename(folder)
         except OSError as error:
@@ -223,7 +229,7 @@ def _client() -> httpx.Client:
     return httpx.Client(follow_redirects=True, timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S))
 
 
-def _why(error: httpx.HTTPError) -> str:
+def _why(error: httpx.HTTPError | httpx.InvalidURL) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         return f"HTTP {error.response.status_code}"
     return str(error) or type(error).__name__

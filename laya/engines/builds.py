@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
@@ -18,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from laya.engines.cpu import REQUIRED_X86_FLAGS
-from laya.engines.gpu_wheels import GpuKind
+from laya.engines.gpu_wheels import GPU_KINDS, GpuKind
 from laya.errors import ConfigError, EngineFailed, nearest
 
 PACKAGE = "xllamacpp"
@@ -67,18 +69,29 @@ def bundled() -> Build:
 
 
 def installed(home: Path) -> list[Build]:
-    """Those beside it, by name. What is being installed, or was left half done, has another name and no record."""
-    folders = sorted(builds_folder(home).glob(f"[!.]*/{RECORD}"))
-    return [_read(record) for record in folders]
+    """Those beside it that are whole, by name. What is being installed, or was left half done, has another name."""
+    return [found for found in _found(home).values() if isinstance(found, Build)]
 
 
-def _read(record: Path) -> Build:
-    """Raises EngineFailed."""
+def broken(home: Path) -> dict[str, str]:
+    """Folders of builds that cannot be used, with the reason: something happened to them since they were installed."""
+    return {name: found for name, found in _found(home).items() if isinstance(found, str)}
+
+
+def _found(home: Path) -> dict[str, Build | str]:
+    """Each build beside it, or what is wrong with it."""
+    folders = sorted(path for path in builds_folder(home).glob("[!.]*") if path.is_dir() and path.name != _USED)
+    return {folder.name: _read(folder) for folder in folders}
+
+
+def _read(folder: Path) -> Build | str:
     try:
-        found = msgspec.json.decode(record.read_bytes(), type=Build)
-    except (OSError, msgspec.DecodeError) as error:
-        raise EngineFailed(f"The record of an engine build, {record}, cannot be read: {error}") from None
-    return msgspec.structs.replace(found, name=record.parent.name, folder=record.parent)
+        found = msgspec.json.decode((folder / RECORD).read_bytes(), type=Build)
+    except OSError as error:
+        return f"its {RECORD} cannot be read ({error.strerror})"
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return f"its {RECORD} is damaged ({error})"
+    return msgspec.structs.replace(found, name=folder.name, folder=folder)
 
 
 def used(home: Path) -> Build:
@@ -87,13 +100,14 @@ def used(home: Path) -> Build:
     name = used_name(home)
     if name == BUNDLED:
         return bundled()
-    record = builds_folder(home) / name / RECORD
-    if not record.is_file():
-        raise EngineFailed(
-            f"The engine build '{name}', chosen by `laya engines use`, is not in {builds_folder(home)} any more. "
-            "`laya engines list` shows those that are; `laya engines use bundled` takes the one that came with Laya."
-        )
-    return _read(record)
+    found = _found(home).get(name)
+    if isinstance(found, Build):
+        return found
+    wrong = f"is not in {builds_folder(home)} any more" if found is None else f"is broken: {found}"
+    raise EngineFailed(
+        f"The engine build '{name}', chosen by `laya engines use`, {wrong}. "
+        "`laya engines list` shows those that are there; `laya engines use bundled` takes the one that came with Laya."
+    )
 
 
 def packages_for(engine_path: Path | None, home: Path) -> Path | None:
@@ -104,31 +118,61 @@ def packages_for(engine_path: Path | None, home: Path) -> Path | None:
 
 def used_name(home: Path) -> str:
     try:
-        return (builds_folder(home) / _USED).read_text().strip() or BUNDLED
-    except FileNotFoundError:
+        return (builds_folder(home) / _USED).read_text(errors="replace").strip() or BUNDLED
+    except (FileNotFoundError, NotADirectoryError):
         return BUNDLED
+    except OSError as error:
+        raise EngineFailed(
+            f"{builds_folder(home) / _USED}, which names the engine build in use, cannot be read: {error.strerror}."
+        ) from None
 
 
-def find(home: Path, name: str) -> Build:
-    """By its name, or by a beginning that only one has. Raises ConfigError."""
+def find(home: Path, name: str, *, to_remove: bool = False) -> Build:
+    """By its name, or by a beginning that only one has. to_remove: a broken one too. Raises ConfigError."""
+    faults = broken(home)
     there = {build.name: build for build in (bundled(), *installed(home))}
-    close = [name] if name in there else [each for each in there if each.startswith(name)]
-    if len(close) == 1:
-        return there[close[0]]
-    if close:
+    names = [*there, *faults]
+    close = [name] if name in names else [each for each in names if name and each.startswith(name)]
+    if len(close) > 1:
         raise ConfigError(f"'{name}' is the beginning of several builds: {', '.join(close)}.")
-    hint = nearest(name, there)
-    mean = f"; did you mean {hint}?" if hint else ""
-    raise ConfigError(f"There is no engine build '{name}'{mean} There are: {', '.join(there)}.")
+    if close and close[0] in there:
+        return there[close[0]]
+    if close and to_remove:
+        return Build(name=close[0], kind="cpu", version=MISSING, folder=builds_folder(home) / close[0])
+    if close:
+        raise ConfigError(f"The engine build '{close[0]}' is broken: {faults[close[0]]}. {mend_words(close[0])}")
+    kind = next((each for each in GPU_KINDS if name.lower().startswith(each)), None)
+    hint = nearest(name, names)
+    mean = f"; did you mean {hint}?" if hint else f"; `laya engines install {kind}` installs one." if kind else "."
+    raise ConfigError(f"There is no engine build '{name}'{mean} There are: {', '.join(names)}.")
+
+
+def mend_words(name: str) -> str:
+    """What to do with a broken build."""
+    return f"`laya engines rm {name}` removes it; then it can be installed again."
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raises EngineFailed where builds cannot be kept."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise EngineFailed(f"{folder} cannot be written: {why}. LAYA_HOME names another folder.") from None
 
 
 def use(home: Path, build: Build) -> None:
     """From the next load on."""
     folder = builds_folder(home)
-    folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f".{_USED}-{os.getpid()}"
-    fresh.write_text(build.name + "\n")
-    fresh.replace(folder / _USED)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            fresh.write_text(build.name + "\n")
+            fresh.replace(folder / _USED)
+        finally:
+            fresh.unlink(missing_ok=True)
 
 
 def remove(home: Path, build: Build) -> None:
@@ -138,5 +182,6 @@ def remove(home: Path, build: Build) -> None:
     if build.name == used_name(home):
         raise ConfigError(f"'{build.name}' is in use: `laya engines use bundled`, or another one, first.")
     gone = build.folder.with_name(f".gone-{os.getpid()}-{build.name}")
-    build.folder.rename(gone)  # at once, so that a half of it is never taken for a build
-    shutil.rmtree(gone)
+    with writing(builds_folder(home)):
+        build.folder.rename(gone)  # at once, so that a half of it is never taken for a build
+        shutil.rmtree(gone)

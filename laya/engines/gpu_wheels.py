@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import msgspec
 
 from laya.engines.hardware import Hardware, NvidiaCard, Version, check_linux, version_text
-from laya.errors import NotSupported, nearest
+from laya.errors import ConfigError, NotSupported, nearest
 
 GpuKind = Literal["cuda", "rocm", "vulkan"]
 GPU_KINDS: tuple[GpuKind, ...] = get_args(GpuKind)
@@ -85,11 +85,13 @@ WHEELS = (
 
 
 def named(kind: GpuKind, toolkit: str) -> GpuWheel:
-    """The line with this toolkit, whatever is here. Raises NotSupported."""
+    """The line with this toolkit, whatever is here. Raises ConfigError."""
     wheels = {version_text(wheel.toolkit): wheel for wheel in WHEELS if wheel.kind == kind}
+    if "" in wheels and toolkit:
+        raise ConfigError(f"--toolkit {toolkit}: the builds for {kind} need none; leave it out.")
     if toolkit not in wheels:
         close = nearest(toolkit, wheels) or next(iter(wheels))
-        raise NotSupported(
+        raise ConfigError(
             f"There are no wheels for {kind} {toolkit}; did you mean {close}? There are {', '.join(wheels)}."
         )
     return wheels[toolkit]

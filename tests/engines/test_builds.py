@@ -65,6 +65,7 @@ def test_build_is_there_once_it_has_named_its_gpu(tmp_path: Path, with_gpu: Path
         (NAMES_DEVICES.format(devices=NO_GPU), "found no GPU, so it was not installed: models would run on the CPU"),
         ("raise ImportError('libcudart.so.12: cannot open shared object file')", "libcudart.so.12: cannot open"),
         ("import os; os.kill(os.getpid(), 4)", "it ended with -4"),
+        ("import os; os._exit(0)", "names no devices that it computes on"),
     ],
 )
 def test_build_that_does_not_compute_here_is_not_installed(tmp_path: Path, code: str, words: str) -> None:
@@ -104,6 +105,7 @@ def test_wheel_is_found_in_the_index_by_version_and_system(tmp_path: Path, serve
             "xllamacpp-2.0.0-cp310-abi3-win_amd64.whl": "",
             "other-1.2.3-py3-none-any.whl": "",
             "xllamacpp-1.2.3.tar.gz": "",
+            "//[x/xllamacpp-1.2.3-py3-none-any.whl": "",
         },
     )
     found = find_wheel(f"{served}/", "1.2.3")
@@ -157,12 +159,14 @@ def test_file_that_is_no_wheel_for_here_is_told(tmp_path: Path, with_gpu: Path) 
     for name, words in {
         "numpy-1.0-py3-none-any.whl": "is a wheel of numpy",
         "xllamacpp.whl": "keeps the name it was published by",
-        "xllamacpp-1.0-py3-none-any.whl": "There is no",
     }.items():
-        with pytest.raises(DownloadError, match=words):
+        (tmp_path / name).touch()
+        with pytest.raises(ConfigError, match=words):
             version_in(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"--wheel .*/nope\.whl: there is no such file"):
+        version_in(tmp_path / "nope.whl")
     foreign = write_wheel(tmp_path, "1.0", "", tag="cp310-abi3-win_amd64")
-    with pytest.raises(DownloadError, match="is for another system"):
+    with pytest.raises(ConfigError, match="is for another system"):
         version_in(foreign)
 
 
@@ -181,12 +185,59 @@ def test_choice_is_kept_and_a_build_that_is_gone_is_never_replaced_by_another(tm
     assert builds.used(tmp_path) == builds.bundled()
 
 
+@pytest.mark.parametrize("record", [None, b"", b'{"name":', b"\xff\xfe", b'{"name":"a","kind":"zzz","version":"1"}'])
+def test_broken_build_costs_no_other_and_can_be_removed(tmp_path: Path, with_gpu: Path, record: bytes | None) -> None:
+    build = install(tmp_path, with_gpu)
+    builds.use(tmp_path, build)
+    assert build.folder is not None
+    file = build.folder / builds.RECORD
+    file.unlink()
+    if record is not None:
+        file.write_bytes(record)
+    assert (builds.installed(tmp_path), list(builds.broken(tmp_path))) == ([], [build.name])
+    with pytest.raises(EngineFailed, match=r"chosen by `laya engines use`, is broken: its build\.json"):
+        builds.used(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"is broken: its build\.json .*`laya engines rm cuda12\.8-1\.2\.3` removes it"
+    ):
+        builds.find(tmp_path, "cuda")
+    builds.use(tmp_path, builds.find(tmp_path, "bundled"))
+    builds.remove(tmp_path, builds.find(tmp_path, "cuda", to_remove=True))
+    assert left(tmp_path) == ["used"]
+
+
+@pytest.mark.parametrize("content", [b"\0\xff../..", b"../../../etc", b"/etc"])
+def test_choice_that_names_no_build_is_told(tmp_path: Path, content: bytes) -> None:
+    builds.use(tmp_path, builds.bundled())
+    (builds.builds_folder(tmp_path) / "used").write_bytes(content)
+    with pytest.raises(EngineFailed, match=r"is not in .* any more"):
+        builds.used(tmp_path)
+
+
+def test_folder_that_takes_nothing_is_told_and_left_as_it_was(tmp_path: Path) -> None:
+    home = tmp_path / "file"
+    home.touch()
+    assert builds.used(home) == builds.bundled()
+    for attempt in (lambda: builds.use(home, builds.bundled()), lambda: Installation(home)):
+        with pytest.raises(EngineFailed, match=r"cannot be written: Not a directory\. LAYA_HOME names another folder"):
+            attempt()
+    folder = builds.builds_folder(tmp_path)
+    (folder / "used").mkdir(parents=True)
+    with pytest.raises(EngineFailed, match="Is a directory"):
+        builds.use(tmp_path, builds.bundled())
+    with pytest.raises(EngineFailed, match="which names the engine build in use, cannot be read"):
+        builds.used(tmp_path)
+    assert left(tmp_path) == ["used"]
+
+
 def test_unused_build_can_be_removed(tmp_path: Path, with_gpu: Path) -> None:
     builds.remove(tmp_path, install(tmp_path, with_gpu))
     assert left(tmp_path) == []
     with pytest.raises(ConfigError, match="came with Laya"):
         builds.remove(tmp_path, builds.bundled())
-    with pytest.raises(ConfigError, match="There is no engine build 'cuda'"):
+    with pytest.raises(
+        ConfigError, match=r"There is no engine build 'cuda'; `laya engines install cuda` installs one\."
+    ):
         builds.find(tmp_path, "cuda")
 
 

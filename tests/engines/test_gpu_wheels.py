@@ -9,7 +9,7 @@ import pytest
 
 from laya.engines.gpu_wheels import GPU_KINDS, INDEX, choose, named
 from laya.engines.hardware import Hardware, NvidiaCard, look, version_of
-from laya.errors import NotSupported
+from laya.errors import ConfigError, NotSupported
 
 PC: dict[str, Any] = {"machine": "x86_64", "glibc": (2, 35)}
 
@@ -77,7 +77,7 @@ def test_amd_and_vulkan_get_theirs() -> None:
 
 def test_toolkit_by_name() -> None:
     assert named("cuda", "12.8").label == "cuda12.8"
-    with pytest.raises(NotSupported, match=r"no wheels for cuda 12\.9; did you mean 12\.8\? There are 13\.2, 12\.8\."):
+    with pytest.raises(ConfigError, match=r"no wheels for cuda 12\.9; did you mean 12\.8\? There are 13\.2, 12\.8\."):
         named("cuda", "12.9")
 
 
