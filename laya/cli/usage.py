@@ -86,4 +86,11 @@ def _print(by: str, rows: list[dict[str, Any]]) -> None:
 
 def _costs(row: dict[str, Any]) -> str:
     """`1.25 USD`; of several currencies, each."""
-    return ", ".join(f"{amount:.4g} {currency}" for currency, amount in row.get("costs", {}).items()) or "-"
+    return ", ".join(f"{_amount(each)} {currency}" for currency, each in row.get("costs", {}).items()) or "-"
+
+
+def _amount(amount: float) -> str:
+    """Cents from 1 on; millionths below, where the prices of few tokens are."""
+    if amount == 0 or amount >= 1:
+        return f"{amount:.2f}"
+    return f"{amount:.6f}".rstrip("0") if amount >= 1e-6 else "< 0.000001"

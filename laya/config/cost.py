@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 _MILLION = 1_000_000
-Price = Annotated[float, Meta(ge=0)]
+Price = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Cost(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
@@ -17,7 +17,13 @@ class Cost(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True
     input_per_million: Annotated[Price, Meta(description="What a million tokens of prompts cost.")] = 0
     output_per_million: Annotated[Price, Meta(description="What a million tokens of answers cost.")] = 0
     currency: Annotated[
-        str, Meta(pattern="^[A-Z]{3}$", description="Their currency, by its code of three letters.")
+        str,
+        Meta(
+            pattern="^[A-Z]{3}$",
+            max_length=3,  # `$` stands before a line's end too
+            description="Their currency, by its code of three letters.",
+            extra={"words": "three capital letters, such as EUR"},
+        ),
     ] = "USD"
 
     def amount(self, prompt_tokens: int, generated_tokens: int) -> float:

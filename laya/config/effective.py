@@ -15,6 +15,7 @@ from laya.config.remote import REMOTE_KEYS
 from laya.config.resolve import RESOLVED_NAMES, SETTING_NAMES, ResolvedModel
 from laya.config.schema import Config, ModelConfig
 from laya.config.settings import ModelSettings
+from laya.config.vllm import VLLM_KEYS
 
 _SECRET_NAME = re.compile(r"key|token|secret|password", re.IGNORECASE)
 _URL_SECRET = re.compile(r"(://[^:/@]*:).*(?=@)|([?&][^=&]*(?:key|token|secret|password)=)[^&]*", re.IGNORECASE)
@@ -37,6 +38,7 @@ def effective(config: Config, document: Document | None = None) -> dict[str, Any
         "request_log": msgspec.to_builtins(config.request_log),
         "traces": msgspec.to_builtins(config.traces),
         "ray": msgspec.to_builtins(config.ray),
+        "peers": msgspec.to_builtins(config.peers),
         **_settings(config.for_model("")),
         "models": {name: _model(config.for_model(name), entry) for name, entry in config.models.items()},
     }
@@ -48,6 +50,9 @@ def effective(config: Config, document: Document | None = None) -> dict[str, Any
 
 def _model(model: ResolvedModel, entry: ModelConfig) -> dict[str, Any]:
     own: dict[str, Any] = {"source": model.source, "aliases": list(model.aliases)}
+    own["cost"] = msgspec.to_builtins(model.cost)
+    if model.engine == "vllm":
+        own |= {name: getattr(entry, name) for name in VLLM_KEYS}
     if model.program is not None:
         own |= {name: getattr(entry, name) for name in PROGRAM_KEYS}
     if model.remote is not None:

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from laya.cli.config import config_app
-from laya.config import load_config
+from laya.config import Config, load_config
 from laya.errors import ConfigError
 
 runner = CliRunner()
@@ -33,6 +33,35 @@ def test_check_says_ok_with_and_without_a_file() -> None:
     Path("config.yaml").write_text("models: {a: {}}")
     assert runner.invoke(config_app, ["check"]).stdout == "ok: config.yaml, 1 model\n"
     assert json.loads(runner.invoke(config_app, ["check", "--json"]).stdout)["models"] == ["a"]
+
+
+def test_show_has_every_key_that_can_be_said() -> None:
+    Path("key").write_text("hunter3")
+    Path("config.yaml").write_text(
+        "peers: {attic: {url: 'http://attic', key_file: key}}\n"
+        "models: {far: {engine: remote, url: 'http://far/v1', cost: {input_per_million: 2}}}\n"
+    )
+    text = runner.invoke(config_app, ["show"]).stdout
+    shown = yaml.safe_load(text)
+    assert set(Config.__struct_fields__) - set(shown) == set() and "hunter3" not in text
+    assert shown["peers"]["attic"] == {
+        "url": "http://attic", "key_env": None, "key_file": str(Path("key").absolute()), "ca_file": None, "connect_timeout_s": 5,
+    }  # fmt: skip
+    assert shown["models"]["far"]["cost"] == {"input_per_million": 2, "output_per_million": 0, "currency": "USD"}
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        ("{currency: eur}", "currency: expected three capital letters, such as EUR, got 'eur'"),
+        ('{currency: "EUR\\n"}', "currency: expected three capital letters"),
+        ("{output_per_million: 1.0e+300}", "output_per_million: expected a number >= 0 and <= 1e+09"),
+    ],
+)
+def test_prices_that_are_none_are_refused(cost: str, words: str) -> None:
+    Path("config.yaml").write_text(f"models: {{far: {{engine: remote, url: 'http://far/v1', cost: {cost}}}}}")
+    result = runner.invoke(config_app, ["check"])
+    assert result.exit_code and words in str(result.exception)
 
 
 def test_check_takes_its_file_as_the_other_verbs_do() -> None:
