@@ -45,7 +45,8 @@ def test_show_has_every_key_that_can_be_said() -> None:
     shown = yaml.safe_load(text)
     assert set(Config.__struct_fields__) - set(shown) == set() and "hunter3" not in text
     assert shown["peers"]["attic"] == {
-        "url": "http://attic", "key_env": None, "key_file": str(Path("key").absolute()), "ca_file": None, "connect_timeout_s": 5,
+        "url": "http://attic", "key_env": None, "key_file": str(Path("key").absolute()), "ca_file": None,
+        "connect_timeout_s": 5,
     }  # fmt: skip
     assert shown["models"]["far"]["cost"] == {"input_per_million": 2, "output_per_million": 0, "currency": "USD"}
 
