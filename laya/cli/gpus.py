@@ -10,7 +10,7 @@ import msgspec
 from laya.config import Config
 from laya.engines.builds import packages_for
 from laya.engines.gpu_build import why_no_gpu
-from laya.gateway.cards import usable_bytes
+from laya.gateway.cards import usable_bytes, why_hidden
 from laya.memory import Budget, GpuMeter
 from laya.models import home_path
 
@@ -28,7 +28,7 @@ def gpus_here(config: Config, engine_path: Path | None) -> tuple[tuple[int, ...]
     if why_not is not None:
         return (), why_not
     free = {card.index: usable_bytes(card, 0, config.memory.gpu) for card in cards}
-    return tuple(free.get(number, 0) for number in range(max(free) + 1)), _meter().why_none
+    return tuple(free.get(number, 0) for number in range(max(free) + 1)), why_hidden(free) or _meter().why_none
 
 
 def with_gpus(budget: Budget, config: Config, engine_path: Path | None) -> Budget:

@@ -202,7 +202,7 @@ def _wait_for_url(server: subprocess.Popen[str]) -> str:
             _drain(server.stderr)
             return line.split()[-1]
     server.wait()
-    error: Any = LayaError("".join(said[-5:]).strip() or "the server ended without a word")
+    error: Any = LayaError("".join(said[-5:]).strip().removeprefix("laya: ") or "the server ended without a word")
     error.exit_code = server.returncode or 1
     raise error
 

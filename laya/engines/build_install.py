@@ -6,6 +6,7 @@ and has named the devices it computes on. So what was cut off, or does not run h
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import os
@@ -213,6 +214,9 @@ class Installation:
         try:
             self.packages.rename(folder)
         except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                meanwhile = f"another installation put {build.name} there meanwhile: `laya engines use {build.name}`"
+                raise EngineFailed(f"Nothing was installed, since {meanwhile}.") from None
             raise EngineFailed(f"{build.name} cannot be put into {self._folder}: {error.strerror}") from None
         return msgspec.structs.replace(build, folder=folder)
 

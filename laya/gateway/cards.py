@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from laya.engines.held_memory import family
@@ -64,6 +64,11 @@ class Cards:
         own_bytes = card.own_bytes or min(used_bytes, self._ledger.held(gpu_name(card.index)))
         return usable_bytes(card, own_bytes, self._limits)
 
+    @property
+    def why_none(self) -> str:
+        """Why no engine may use any, where none may."""
+        return why_hidden(range(self._n_cards)) or self.meter.why_none
+
     def total_bytes(self) -> tuple[int, ...]:
         """Of each card, by its number, as last read."""
         return tuple(self._ledger.total(gpu_name(number)) for number in range(self._n_cards))
@@ -110,6 +115,14 @@ def is_visible(number: int) -> bool:
     """Whether who started Laya left this card to it."""
     said = [os.environ[name] for name in VISIBLE if name in os.environ]
     return all(str(number) in (word.strip() for word in each.split(",")) for each in said)
+
+
+def why_hidden(numbers: Iterable[int]) -> str | None:
+    """Which variable leaves none of these cards to Laya; None: one is left, or there is none."""
+    if not (there := list(numbers)) or any(map(is_visible, there)):
+        return None
+    said = ", ".join(f"{name}={os.environ[name]}" for name in VISIBLE if name in os.environ)
+    return f"{said} names none of the GPUs here by its number ({', '.join(map(str, there))})"
 
 
 def share_on_gpus(plan: Plan) -> tuple[bool, int, int]:

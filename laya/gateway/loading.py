@@ -77,7 +77,7 @@ class Loading:
         budget = self._machine.budget(self._config.memory.budget, own_bytes=held_bytes)
         self.cards.read()
         gpu_bytes = self.cards.total_bytes()
-        return msgspec.structs.replace(budget, gpu_bytes=gpu_bytes, why_no_gpu=self.cards.meter.why_none)
+        return msgspec.structs.replace(budget, gpu_bytes=gpu_bytes, why_no_gpu=self.cards.why_none)
 
     def free_budget(self) -> Budget:
         """What is left of it beside the engines that are loaded."""

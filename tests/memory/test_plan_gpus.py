@@ -152,3 +152,17 @@ def test_what_was_tried_and_given_up_again_is_no_reason(laya_plan: Any, make_ggu
     plan = seen(laya_plan, make_gguf(), "--gpu-memory", "520MiB")
     assert plan["settings"]["gpu_layers"] == 0
     assert not any(f"instead of {plan['settings'].get(name)}:" in why for name, why in plan["reasons"].items())
+
+
+@pytest.mark.parametrize("value", ["-1", "", "GPU-6c1e", "7"])
+def test_cards_that_the_environment_hides_are_told_so(
+    laya_plan: Any, make_gguf: MakeGguf, cards_here: Any, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    cards_here(20 * GIB, 20 * GIB)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    path = make_gguf(**BIG)
+    assert seen(laya_plan, path)["settings"]["gpu_layers"] == 0
+    for words in (("--gpu-layers", "all"), ("--gpus", "0"), ("--tensor-split", "1,1")):
+        with pytest.raises(ConfigError) as refused:
+            laya_plan(path, *words)
+        assert f"CUDA_VISIBLE_DEVICES={value} names none of the GPUs here by its number (0, 1)" in refused.value.message
