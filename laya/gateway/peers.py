@@ -129,17 +129,27 @@ class Peers:
         fleet = self._fleet
         if model_id in self._leaving:
             return
-        if not fleet.replicas_of(model_id):
-            aliases = tuple(f"{peer.name}/{alias}" for alias in model.known_aliases)
-            file = ModelFile(
-                id=model_id, path=Path(model_id), format="remote", file_bytes=0, origin=ORIGIN, aliases=aliases,
-                task=model.known_task,
-            )  # fmt: skip
-            try:
+        names = (f"{peer.name}/{alias}" for alias in model.known_aliases)
+        aliases = tuple(name for name in names if name not in peer.models)
+        file = ModelFile(
+            id=model_id, path=Path(model_id), format="remote", file_bytes=0, origin=ORIGIN, aliases=aliases,
+            task=model.known_task,
+        )  # fmt: skip
+        group, known = fleet.replicas_of(model_id), fleet.files.get(model_id)
+        try:
+            if not group and fleet.roster.id_of(model_id) is not None:
+                return  # still an alias of another model, whose turn is to come
+            if not group:
                 fleet.register(file, fleet.config.for_model(model_id))
-            except LayaError as error:
-                logger.warning("'%s' of peer '%s' is not served here: %s", model.id, peer.name, error.message)
-                return
+            elif known != file or any(fleet.roster.id_of(alias) is None for alias in aliases):
+                fleet.renew(file)
+        except LayaError as error:
+            logger.warning("'%s' of peer '%s' is not served here: %s", model.id, peer.name, error.message)
+            return
+        if known is not None and group and known.task != file.task:
+            for endpoint in group:  # planned for the old one; the next answer of the peer opens it again
+                fleet.spawn(fleet.unload(endpoint))
+            return
         for endpoint in fleet.replicas_of(model_id):
             if endpoint.pool is None and fleet.is_wanted(endpoint):
                 fleet.spawn(self._open(endpoint))

@@ -121,6 +121,16 @@ class Shelf:
             self.attend(endpoint)
         return group[0]
 
+    def renew(self, file: ModelFile) -> None:
+        """A model that is known has other aliases from now on, or another task."""
+        self.roster.forget(file.id)
+        file, losers = self.roster.claim(file)
+        settings = settings_for(file, self.config.for_model(file.id))
+        for endpoint in self._replicas[file.id]:
+            endpoint.apply(settings)
+            self.attend(endpoint)
+        self._publish({file.id, *losers})
+
     def restock(self, roster: Roster) -> None:
         """These are the models from now on, with the settings of the configuration. What is gone retires.
 

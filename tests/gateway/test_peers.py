@@ -211,6 +211,17 @@ def test_a_model_that_comes_and_goes_there_comes_and_goes_here(house: House, cli
     house.reload(house.cellar, house.cellar_config + models("late").removeprefix("models:\n"))
     until(lambda: "cellar/late" in house.listed(), TOLD_S)
     assert client.chat.completions.create(model="late", messages=USER).model == "cellar/late"
+    other = json.loads(models("late").partition("late: ")[2]) | {"task": "embed", "aliases": ["both-of-them"]}
+    house.reload(house.cellar, house.cellar_config + f"  late: {json.dumps(other)}\n")
+
+    def told() -> Any:
+        with plain(house.front) as http:
+            return http.get("/v1/models/cellar/late").json()
+
+    until(lambda: (told()["task"], told()["aliases"]) == ("embed", ["cellar/both-of-them"]), TOLD_S)
+    with pytest.raises(openai.APIStatusError, match="the task 'embed', not 'chat'"):
+        client.chat.completions.create(model="cellar/both-of-them", messages=USER)
+    assert client.embeddings.create(model="both-of-them", input="x").data
     house.reload(house.cellar, house.cellar_config)
     until(lambda: "cellar/late" not in house.listed(), TOLD_S)
     with pytest.raises(openai.NotFoundError):
