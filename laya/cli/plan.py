@@ -89,8 +89,17 @@ def plan(
     cache_type_v: Annotated[str | None, _setting("--cache-type-v", "-ctv")] = None,
 ) -> None:
     """Show what a model would need here, what is chosen for it and why, and how fast it is; nothing is loaded."""
+    rest = list(context.args)
+    bare: list[str] | None = None
+    if model is not None and model.startswith("-"):  # the flag of a setting stands before the model
+        rest, model, bare = [model, *rest], None, []
+    said = {name: value for name, value in context.params.items() if name in SETTINGS and value is not None}
+    words = [word for name, value in said.items() for word in (f"--{name.replace('_', '-')}", value)]
+    more = [*(["--engine", "vllm"] if vllm else []), *([] if mmap else ["--no-mmap"]), *rest]
+    own = [name for option in context.command.params for name in option.opts]
+    settings = parse_engine_flags([*words, *more], own, bare)
     asked = _Question(
-        model=model,
+        model=bare[0] if bare else model,
         table=table,
         compare=compare,
         params=params,
@@ -102,17 +111,12 @@ def plan(
         as_json=as_json,
     )
     asked.check()
-    said = {name: value for name, value in context.params.items() if name in SETTINGS and value is not None}
-    words = [word for name, value in said.items() for word in (f"--{name.replace('_', '-')}", value)]
-    more = [*(["--engine", "vllm"] if vllm else []), *([] if mmap else ["--no-mmap"]), *context.args]
-    own = [name for option in context.command.params for name in option.opts]
-    settings = parse_engine_flags([*words, *more], own)
     if vllm and settings["engine"] != "vllm":
         raise ConfigError(f"--vllm and --engine {settings['engine']} are two questions: leave one out", param="vllm")
     if settings.get("engine") == "vllm" and (vllm or gpu_memory is not None or not is_vllm_here()):
         asked = msgspec.structs.replace(asked, vllm=True)
         asked.check()
-    asked = msgspec.structs.replace(asked, total_context=_value_of(context.args, "--ctx-size", "-c"))
+    asked = msgspec.structs.replace(asked, total_context=_value_of(rest, "--ctx-size", "-c"))
     raise typer.Exit(_answer(asked, settings))
 
 
@@ -240,7 +244,7 @@ def _table(subject: Subject, budget: Budget, as_json: bool) -> int:
 def _compare(asked: _Question, files: tuple[Path, Path], settings: dict[str, Any]) -> int:
     """Both configs; the exit code is that of the second, the one to change to, and 2 where one names what is not."""
     configs: tuple[Config, Config] = (load_config(files[0], os.environ), load_config(files[1], os.environ))
-    found = compared(configs, asked.model, settings, asked.budget)
+    found = compared(configs, asked.model, settings, asked.budget, cards_of(asked.gpu_memory), asked.memory is not None)
     if asked.as_json:
         print_json(compare_fields(found, files))
     else:

@@ -83,27 +83,37 @@ Compared = dict[str, tuple[Side, Side]]
 
 
 def compared(
-    configs: tuple[Config, Config], model: str | None, settings: dict[str, Any], budget_of: Callable[[Config], Budget]
+    configs: tuple[Config, Config],
+    model: str | None,
+    settings: dict[str, Any],
+    budget_of: Callable[[Config], Budget],
+    card_bytes: tuple[int, ...] = (),
+    is_elsewhere: bool = False,
 ) -> Compared:
-    """Each model's plan under both configs. No model: every one of either, or the default one."""
+    """Each model's plan under both configs, beside the same cards. No model: all of either, or the default one."""
     every = list(dict.fromkeys([*configs[0].models, *configs[1].models])) or [default_model()]
     found: Compared = {}
     for name in [model] if model is not None else every:
         is_named = any(name in config.models for config in configs)
-        old, new = (_side(config, name, settings, budget_of, is_named=is_named) for config in configs)
+        old, new = (
+            _side(
+                Asking(config=config, settings=settings, card_bytes=card_bytes, is_elsewhere=is_elsewhere),
+                name,
+                budget_of(config),
+                is_named=is_named,
+            )
+            for config in configs
+        )
         found[name] = (old, new)
     return found
 
 
-def _side(
-    config: Config, name: str, settings: dict[str, Any], budget_of: Callable[[Config], Budget], *, is_named: bool
-) -> Side:
+def _side(asking: Asking, name: str, budget: Budget, *, is_named: bool) -> Side:
     """is_named: one of the configs has the model, so that to the other it may be unknown."""
-    budget = budget_of(config)
     try:
-        made = any_subject(name, Asking(config=config, settings=settings)).plan(budget)
+        made = any_subject(name, asking).plan(budget)
     except LayaError as error:
-        if is_named and name not in config.models:
+        if is_named and name not in asking.config.models:
             return Side()
         return Side(error=error.message, exit_code=error.exit_code)
     return Side(plan=made, exit_code=0 if made.fits else InsufficientMemory.exit_code)

@@ -137,10 +137,11 @@ def _engine_of(words: list[str]) -> str | None:
     return None
 
 
-def parse_engine_flags(argv: list[str], beside: Sequence[str] = ()) -> dict[str, Any]:
+def parse_engine_flags(argv: list[str], beside: Sequence[str] = (), bare: list[str] | None = None) -> dict[str, Any]:
     """Settings, as `with_settings` takes them, from words such as `--max-model-len 4096 -np 2`.
 
     beside: other flags of the command, which may have been meant by a word that is none.
+    bare: gets the first word that is neither a flag nor a value.
     Raises ConfigError naming the flag: unknown (with the nearest), without its value, or with one that is not right.
     """
     written: dict[str, Any] = {}
@@ -148,6 +149,9 @@ def parse_engine_flags(argv: list[str], beside: Sequence[str] = ()) -> dict[str,
     words = _with_preset(list(argv))
     is_vllm = _engine_of(words) == "vllm"
     while words:
+        if bare == [] and not words[0].startswith("-"):
+            bare.append(words.pop(0))
+            continue
         name, separator, attached = words.pop(0).partition("=")
         flag = _VLLM_ALONE[name] if is_vllm and name in _VLLM_ALONE else _flag(name, beside)
         value = _value(name, flag, attached if separator else None, words)

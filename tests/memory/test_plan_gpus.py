@@ -166,3 +166,22 @@ def test_cards_that_the_environment_hides_are_told_so(
         with pytest.raises(ConfigError) as refused:
             laya_plan(path, *words)
         assert f"CUDA_VISIBLE_DEVICES={value} names none of the GPUs here by its number (0, 1)" in refused.value.message
+
+
+def test_a_flag_may_stand_before_the_model(laya_plan: Any, make_gguf: MakeGguf) -> None:
+    path = make_gguf(**BIG)
+    after = seen(laya_plan, path, "-ngl", 4, "--gpu-memory", "24GiB")
+    assert seen(laya_plan, "-ngl", 4, "--gpu-memory", "24GiB", path)["settings"] == after["settings"]
+    assert seen(laya_plan, "-c", 4096, path)["settings"]["max_seq_len"] == 4096
+    with pytest.raises(ConfigError, match="another: expected a flag here"):
+        laya_plan("-ngl", 4, path, "another")
+
+
+def test_two_configs_are_compared_beside_the_cards_that_are_named(
+    laya_plan: Any, make_gguf: MakeGguf, tmp_path: Path
+) -> None:
+    files = [tmp_path / "old.yaml", tmp_path / "new.yaml"]
+    for file, layers in zip(files, (0, 4), strict=True):
+        file.write_text(f"version: 1\nmodels: {{a: {{source: {make_gguf(**BIG)}, gpu_layers: {layers}}}}}\n")
+    compared = json.loads(laya_plan("--compare", *files, "--gpu-memory", "24GiB", "--json")[1])
+    assert "gpu_process" in json.dumps(compared)
