@@ -44,6 +44,7 @@ def test_settings_of_a_peers_model_follow_from_its_name(tmp_path: Path) -> None:
         ("peers: {attic: {url: 'http://ünï..example'}}", "is no address"),
         ("peers: {attic: {url: 'http://a/my path'}}", "letters that must be percent-encoded: /my%20path"),
         ("peers: {attic: {}}", "url"),
+        ("peers: []", "peers: expected names with their settings, got []"),
         ("peers: {a/b: {url: 'http://a'}}", "the name of a peer is letters, digits and . _ - alone"),
         ("peers: {attic: {url: 'http://a', key_file: nowhere}}", "peers.attic.key_file: there is no file 'nowhere'"),
         ("peers: {attic: {url: 'http://a', key_env: A, key_file: b}}", "the key is in one place"),
@@ -55,6 +56,15 @@ def test_peers_that_cannot_be_say_what_is_wrong(tmp_path: Path, text: str, words
     with pytest.raises(ConfigError) as error:
         loaded(tmp_path, text)
     assert words in error.value.message
+
+
+@pytest.mark.parametrize(
+    "text", ["http://me:hunter2@a b/v1", "http://a/v1?key=hunter2", "x://me:hunter2@a", "http://a#hunter2"]
+)
+def test_addresses_that_are_refused_are_told_without_their_secrets(text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_url(text)
+    assert "hunter2" not in error.value.message and error.value.message
 
 
 MIXED = """

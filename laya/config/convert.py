@@ -114,8 +114,9 @@ def _meant(annotation: Any, value: Any) -> str:
 
 def _entries(struct: type[_Struct], document: Document, path: KeyPath, value: Any) -> dict[str, _Struct]:
     if value is not None and not isinstance(value, dict):
+        whose = "model names" if path == ("models",) else "names"
         raise document.error(
-            path, f"{dotted(path)}: expected model names with their settings, got {document.value(path, value)}"
+            path, f"{dotted(path)}: expected {whose} with their settings, got {document.value(path, value)}"
         )
     return {
         name: to_struct(struct, document, (*path, name), {} if entry is None else entry)

@@ -19,6 +19,7 @@ from laya.config.values import Seconds
 from laya.errors import ConfigError
 
 _PORTS = {"http": 80, "https": 443}
+_SECRET_PARTS = re.compile(r"(?<=//)[^/]*(?=@)|(?<=\?).*|(?<=#).*", re.DOTALL)
 _HOST = re.compile(r"[A-Za-z0-9._~-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._~-]+)?")
 
 
@@ -97,22 +98,23 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_url(text: str) -> RemoteUrl:
-    """Raises ConfigError for what is no address of an API, or holds a secret."""
+    """Raises ConfigError, which shows no secret, for what is no address of an API, or holds a secret."""
+    told = _SECRET_PARTS.sub("...", text)
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        raise ConfigError(f"{text!r} is no address: write https://host/v1", param="url") from None
+        raise ConfigError(f"{told!r} is no address: write https://host/v1", param="url") from None
     host = _host(parts.hostname or "")
     if parts.scheme not in _PORTS or not host or port == 0:
-        raise ConfigError(f"{text!r} is no address: write https://host/v1", param="url")
+        raise ConfigError(f"{told!r} is no address: write https://host/v1", param="url")
     if parts.username or parts.password:
         raise ConfigError("an address holds no user and no password: use key_env or key_file", param="url")
     if parts.query or parts.fragment:
-        raise ConfigError(f"{text!r} has more than a path: write https://host/v1", param="url")
+        raise ConfigError(f"{told!r} has more than a path: write https://host/v1", param="url")
     if any(not "!" <= letter <= "~" for letter in parts.path):
         raise ConfigError(
-            f"the path of {text!r} has letters that must be percent-encoded: {quote(parts.path)}", param="url"
+            f"the path of {told!r} has letters that must be percent-encoded: {quote(parts.path)}", param="url"
         )
     return RemoteUrl(
         host=host,
