@@ -116,7 +116,7 @@ async def ask_peer(name: str, remote: Remote) -> PeerState:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         words = f"peer '{name}' at {base} cannot be reached: {error or type(error).__name__}"
         raise PeerFault("unreachable", words) from None
-    return _read(f"peer '{name}' at {base}", response, body)
+    return _read(f"peer '{name}' at {base}", response, body, has_key=key is not None)
 
 
 async def _get(url: str, headers: dict[str, str], tls: ssl.SSLContext | bool) -> tuple[httpx.Response, bytes]:
@@ -135,10 +135,11 @@ async def _get(url: str, headers: dict[str, str], tls: ssl.SSLContext | bool) ->
     return response, bytes(body)
 
 
-def _read(who: str, response: httpx.Response, body: bytes) -> PeerState:
+def _read(who: str, response: httpx.Response, body: bytes, *, has_key: bool) -> PeerState:
     if response.status_code in REFUSED_KEY:
+        does = "refuses the key" if has_key else "wants a key (key_env or key_file)"
         need = f"its key needs the role {ROLE_NEEDED} or admin there: laya key create NAME --role {ROLE_NEEDED}"
-        raise PeerFault("refused", f"{who} refuses the key ({response.status_code}); {need}")
+        raise PeerFault("refused", f"{who} {does} ({response.status_code}); {need}")
     if response.is_redirect:
         raise PeerFault("refused", f"{who} redirects to {response.headers.get('location')}: set url to that")
     if response.status_code >= 500:

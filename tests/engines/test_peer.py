@@ -129,8 +129,13 @@ async def test_a_state_that_never_ends_is_given_up(
 @pytest.mark.parametrize(
     ("status", "body", "kind", "words"),
     [
-        (401, b"", "refused", r"refuses the key \(401\); its key needs the role peer or admin there"),
-        (403, b"sk-secret", "refused", r"refuses the key \(403\)"),
+        (
+            401,
+            b"",
+            "refused",
+            r"wants a key \(key_env or key_file\) \(401\); its key needs the role peer or admin there",
+        ),
+        (403, b"sk-secret", "refused", r"wants a key \(key_env or key_file\) \(403\)"),
         (404, b"{}", "refused", "is no Laya"),
         (200, b"<html>", "refused", "is no Laya"),
         (200, b'{"models": 1}', "refused", "is no Laya"),
@@ -147,6 +152,14 @@ async def test_what_is_no_state_has_its_reason(
     assert found.kind == kind
     assert re.search(words, found.message), found.message
     assert "sk-secret" not in found.message
+
+
+@pytest.mark.anyio
+async def test_a_key_that_is_refused_is_not_shown(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTIC_KEY", "sk-secret")
+    scripted.status, scripted.body = 401, b"sk-secret"
+    found = await fault(scripted.url, key_env="ATTIC_KEY")
+    assert "refuses the key (401)" in found.message and "sk-secret" not in found.message
 
 
 @pytest.mark.anyio
