@@ -224,7 +224,7 @@ def _one(subject: Subject, budget: Budget, line: Line, as_json: bool) -> int:
         return _exit_code(made.fits)
     console = Console(highlight=False)
     show_devices(console, made, budget)
-    show_choices(console, made, set(line.asking.settings))
+    show_choices(console, made, line.asking.settings)
     show_speed(console, speed, made)
     show_left(console, made, subject.model.facts)
     if instead:

@@ -62,7 +62,7 @@ def show_program_plan(
         show_devices(console, made, budget)
     else:
         console.print(f" {shown(made.verdict)}")
-    show_choices(console, made, set(asking.settings))
+    show_choices(console, made, asking.settings)
     remote = subject.settings.remote
     places = [str(subject.file.path)] if remote is None else [url.text for url in remote.urls]
     for place in places:

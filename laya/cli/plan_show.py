@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from string import ascii_lowercase
 from typing import Any
 
@@ -26,17 +27,27 @@ def show_devices(console: Console, made: Plan, budget: Budget) -> None:
         _show_device(console, made, device, budget)
 
 
-def show_choices(console: Console, made: Plan, yours: set[str]) -> None:
-    """What was chosen and why, what was asked, and what is to be known."""
+def show_choices(console: Console, made: Plan, yours: Mapping[str, Any]) -> None:
+    """What was chosen and why, what was asked, and what is to be known. yours: settings as they were asked."""
     settings = made.settings
     for name, reason in made.reasons.items():
         text = _value_text(name, getattr(settings, name))
         console.print(f" [dim]chosen[/]   {name} [bold]{text}[/]  [dim]{reason}[/]", soft_wrap=True)
-    said = [f"{name} {_value_text(name, getattr(settings, name))}" for name in sorted(yours) if hasattr(settings, name)]
+    said = [
+        _yours_text(name, yours[name], getattr(settings, name)) for name in sorted(yours) if hasattr(settings, name)
+    ]
     if said:
         console.print(f" [dim]yours[/]    {shown(', '.join(said))}", soft_wrap=True)
     for note in made.notes:
         console.print(f" [dim]note[/]     {shown(note)}", soft_wrap=True)
+
+
+def _yours_text(name: str, asked: Any, value: Any) -> str:
+    """A count that the model or the cards bound is told with what was asked."""
+    text = f"{name} {_value_text(name, value)}"
+    if not isinstance(asked, int) or isinstance(asked, bool) or asked == value:
+        return text
+    return f"{text} (of {asked} asked)"
 
 
 def _value_text(name: str, value: Any) -> str:
@@ -95,14 +106,14 @@ def _show_device(console: Console, made: Plan, device: DevicePlan, budget: Budge
     for name, n_bytes in device.terms.items():
         bar = _bar(n_bytes / largest, knows_unicode(console))
         detail = f"  [dim]{_kv_text(made)}[/]" if name == "kv_cache" else ""
-        console.print(f"   {LABELS.get(name, name):<10}{n_bytes / MIB:9.1f}  [cyan]{bar}[/]{detail}", soft_wrap=True)
+        console.print(f"   {LABELS.get(name, name):<11}{n_bytes / MIB:9.1f}  [cyan]{bar}[/]{detail}", soft_wrap=True)
     left = device.budget_bytes - device.total_bytes
     share = f"{100 * device.total_bytes / device.budget_bytes:.0f} % of budget" if device.budget_bytes else "no budget"
     if left >= 0:
         verdict = f"[bold green]FITS[/], {size_text(left)} left"
     else:
         verdict = f"[bold red]DOES NOT FIT[/]: {size_text(-left)} over"
-    console.print(f"   {'total':<10}{device.total_bytes / MIB:9.1f}  MiB = {share}      {verdict}")
+    console.print(f"   {'total':<11}{device.total_bytes / MIB:9.1f}  MiB = {share}      {verdict}")
 
 
 def _bar(share: float, has_blocks: bool) -> str:

@@ -70,7 +70,7 @@ def show_vllm_plan(name: str | None, asking: Asking, budget: Budget, *, as_json:
         return plan.fits
     console = Console(highlight=False)
     show_devices(console, plan, budget)
-    show_choices(console, plan, set(asking.settings))
+    show_choices(console, plan, asking.settings)
     show_speed(console, speed, plan)
     if others:
         show_alternatives(console, others)

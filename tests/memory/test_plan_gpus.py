@@ -142,6 +142,7 @@ def test_flags_of_llama_cpp_are_read_whole_and_amounts_have_units(laya_plan: Any
     assert (plan["settings"]["gpu_layers"], plan["settings"]["tensor_split"]) == (17, [13, 4])
     assert (plan["settings"]["n_threads"], plan["settings"]["max_seq_len"]) == (1, 2048)
     assert "experts_on_cpu changes nothing: small has no experts" in plan["notes"]
+    assert "gpu_layers 17 (of 99 asked)" in laya_plan(path, *words)[1]
     assert seen(laya_plan, path, "-cmoe", *cards)["settings"]["max_num_seqs"] == 2
     for flag, value in (("--gpu-memory", "24"), ("--gpu-memory", "24GiB,12"), ("--memory", "24"), ("--memory", "0")):
         with pytest.raises(ConfigError, match=f"^{flag} '{value}'.* less than any model: write"):
