@@ -238,8 +238,10 @@ def rm(name: Name, yes: Yes = False, as_json: Json = False) -> None:
 def show(name: Name, as_json: Json = False, config_file: ConfigFile = None) -> None:
     """Show a model: shape, licence, template, tensors by type, file, checksum."""
     config = load_config(config_file, os.environ)
-    if name in config.models and (engine := config.for_model(name).engine) in ("command", "remote"):
-        raise InvalidRequest(f"'{name}' has engine: {engine}, so no file of it can be read here: `laya plan {name}`.")
+    asked = config.for_model(name)
+    if (name in config.models or asked.peer is not None) and asked.engine in ("command", "remote"):
+        whose = f"is a model of the peer '{asked.peer}'" if asked.peer is not None else f"has engine: {asked.engine}"
+        raise InvalidRequest(f"'{name}' {whose}, so no file of it can be read here: `laya plan {name}`.")
     card = model_card(name, models_dir=Path(config.models_dir))
     fitter = Fitter(config)
     fields = card_fields(card)

@@ -122,7 +122,7 @@ def _idle_router(config: Config, asked: Sequence[str]) -> RequestRouter:
     for name in dict.fromkeys((*config.models, *sorted(targets(config.routing)), *asked)):
         if router.resolve(name) is not None or name in config.routing.pools:
             continue
-        if name not in config.models:
+        if name not in config.models and config.for_model(name).peer is None:  # whose models it alone knows
             with suppress(ModelNotPulled):  # it can be pulled, so it is a model
                 resolve(name, models_dir=Path(config.models_dir), home=home_path())
         model = config.for_model(name)

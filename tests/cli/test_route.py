@@ -59,6 +59,19 @@ def test_costs_are_shown_where_there_are_any(config: Path, capsys: pytest.Captur
     assert "cost of a million tokens" in out and "0 in, 0.5 out USD" in out
 
 
+def test_models_of_peers_need_no_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(
+        "peers: {attic: {url: 'http://attic'}}\n"
+        "routing: {pools: {p: [attic/a, attic/b]}, rules: [{model: x, to: p, fallbacks: [attic/c]}]}\n"
+    )
+    for model, chosen in (("attic/any", "attic/any"), ("x", "attic/a")):
+        assert explain("--model", model) == 0
+        assert f"->  {chosen} " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["show", "attic/any"])
+    assert "'attic/any' is a model of the peer 'attic'" in capsys.readouterr().err
+
+
 def test_json_tells_the_same(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert explain("--model", "auto", "--config", str(config), "--json") == 0
     told = json.loads(capsys.readouterr().out)
