@@ -5,8 +5,6 @@ Asks nvidia-smi where it is installed, else reads what the kernel shows. Loads n
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,11 +14,11 @@ from laya.config import Config
 from laya.engines.builds import Build, installed
 from laya.engines.gpu_wheels import GpuKind, choose
 from laya.engines.hardware import Hardware, look
+from laya.engines.hardware import ask_nvidia_smi as ask_with
 from laya.errors import EngineFailed, NotSupported
 from laya.memory import size_text
 from laya.types import GIB, MIB
 
-NVIDIA_SMI_TIMEOUT_S = 10
 HOT_C = 85
 MUCH_POWER_W = 300  # beside a processor at full load more than many desktop supplies bear
 LESS_POWER = 0.8  # of the limit; decoding waits for memory, so it costs little speed
@@ -33,16 +31,7 @@ AskNvidia = Callable[[], str]
 
 def ask_nvidia_smi() -> str:
     """One line a card: name, MiB, driver version, degrees Celsius, watts it may draw. "" without one, or nvidia-smi."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [program, *_QUERY], capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    return ask_with(_QUERY)
 
 
 def gpu(

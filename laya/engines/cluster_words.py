@@ -74,4 +74,5 @@ def decode_settings(told: dict[str, Any]) -> EngineSettings:
 def _read(kind: type, value: Any) -> Any:
     if kind is Path:
         return Path(value)
+    # what msgspec wants of a hook that does not know a type: a setting was added that this module cannot send
     raise NotImplementedError(f"{kind.__name__} is no value of an engine's settings")

@@ -58,23 +58,27 @@ class _FreshRows:
         return list(zip(*rows, *addresses, strict=True))
 
 
+def _scalars(rule: GateRule) -> tuple[int, int, bool, bool, float, float, int, int, int]:
+    """What follows the number of experts, for the core's gate and for the op; `_rule_of` reads it back."""
+    return (
+        rule.top_k,
+        _SCORES.index(rule.score_func),
+        rule.score_scope == "topk",
+        rule.renormalize,
+        rule.renorm_eps,
+        rule.routed_scaling_factor,
+        rule.n_group,
+        rule.topk_group,
+        _GROUP_SCORES.index(rule.group_score),
+    )
+
+
 class _NativeGate:
     """The core's gate for one rule. Results of one token are kept ready, for inference mode apart: what is made in it
     stays a tensor of it."""
 
     def __init__(self, rule: GateRule) -> None:
-        gate = Gate(
-            rule.n_experts,
-            rule.top_k,
-            _SCORES.index(rule.score_func),
-            rule.score_scope == "topk",
-            rule.renormalize,
-            rule.renorm_eps,
-            rule.routed_scaling_factor,
-            rule.n_group,
-            rule.topk_group,
-            _GROUP_SCORES.index(rule.group_score),
-        )
+        gate = Gate(rule.n_experts, *_scalars(rule))
         self.run, self.select = gate.run, gate.select
         fresh = [_FreshRows(rule.n_experts, rule.top_k) for _ in range(2)]
         self.take_fresh, self.take_fresh_in_inference = (rows.take for rows in fresh)
@@ -238,14 +242,6 @@ def gate_op(
         logit_bias,
         choice_bias,
         expert_scale,
-        rule.top_k,
-        _SCORES.index(rule.score_func),
-        rule.score_scope == "topk",
-        rule.renormalize,
-        rule.renorm_eps,
-        rule.routed_scaling_factor,
-        rule.n_group,
-        rule.topk_group,
-        _GROUP_SCORES.index(rule.group_score),
+        *_scalars(rule),
     )
     return result
