@@ -131,7 +131,7 @@ def _smallest_cards(subject: Subject, line: Line, count: int, rates: MachineRate
     for size in CARD_GIB:
         asking = msgspec.structs.replace(line.asking, card_bytes=(size * GIB,) * count)
         on_cards = msgspec.structs.replace(line, asking=asking, gpu_memory=",".join([f"{size}GiB"] * count))
-        made = on_cards.plan(subject, rates, all_on_cards=True)
+        made = on_cards.plan(subject, rates, all_on_cards=True, suggests=False)
         if made.fits:
             there = sum(device.total_bytes for device in made.devices if device.device != CPU)
             which = f"a {size} GB card" if count == 1 else f"{count} cards of {size} GB (one is not enough)"

@@ -68,11 +68,13 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     def tried(self, subject: Subject, note: str, rates: MachineRates | None) -> Alternative | None:
         """This line for the model, where it fits. Raises ConfigError for settings that no memory could give."""
-        made = self.plan(subject, rates)
+        made = self.plan(subject, rates, suggests=False)
         command = self.command(word_of(subject))
         return Alternative(command=command, total_bytes=made.need_bytes, note=note) if made.fits else None
 
-    def plan(self, subject: Subject, rates: MachineRates | None, *, all_on_cards: bool = False) -> Plan:
+    def plan(
+        self, subject: Subject, rates: MachineRates | None, *, all_on_cards: bool = False, suggests: bool = True
+    ) -> Plan:
         """The model's plan as this line asks for it. all_on_cards: nothing but the embedding may stay in RAM."""
         name = subject.word if subject.word in self.asking.config.models else subject.model.id
         asked, settings = self.asking.of(name, subject.asked.task)
@@ -80,7 +82,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
             asked = msgspec.structs.replace(asked, gpu_layers=ALL_LAYERS, experts_on_cpu=0)
         gpu_bytes, why_no_gpu = self.asking.gpus_for(settings.engine_path)
         model = msgspec.structs.replace(subject.model, gpu_free_bytes=gpu_bytes, why_no_gpu=why_no_gpu)
-        return msgspec.structs.replace(subject, model=model, asked=asked).plan(self.budget_now(), rates)
+        there = msgspec.structs.replace(subject, model=model, asked=asked)
+        return there.plan(self.budget_now(), rates, suggests=suggests)
 
 
 def word_of(subject: Subject) -> str:

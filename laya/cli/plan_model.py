@@ -45,9 +45,9 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     is_exact: bool = True
     notes: tuple[str, ...] = ()
 
-    def plan(self, budget: Budget, rates: MachineRates | None = None) -> Plan:
+    def plan(self, budget: Budget, rates: MachineRates | None = None, *, suggests: bool = True) -> Plan:
         """Raises ConfigError for settings that no memory could give."""
-        plan = fit(self.model, self.asked, budget, rates)
+        plan = fit(self.model, self.asked, budget, rates, suggests=suggests)
         return msgspec.structs.replace(plan, exact=plan.exact and self.is_exact, notes=[*plan.notes, *self.notes])
 
 

@@ -68,10 +68,13 @@ class _Tried(msgspec.Struct, frozen=True, kw_only=True):
     priced: dict[str, dict[str, int]]
 
 
-def fit(model: Model, asked: AskedSettings, budget: Budget, rates: MachineRates | None = None) -> Plan:
+def fit(
+    model: Model, asked: AskedSettings, budget: Budget, rates: MachineRates | None = None, *, suggests: bool = True
+) -> Plan:
     """The first choice that fits, or the smallest with `fits` False. Raises ConfigError for impossible settings.
 
     rates: with them, `max_num_seqs: auto` also grows where more sequences gain and memory is spare.
+    suggests: False leaves out what to change where nothing fits, which costs many times the answer itself.
     """
     check_asked(model, asked)
     limits = limits_of(model, asked, budget)
@@ -99,7 +102,7 @@ def fit(model: Model, asked: AskedSettings, budget: Budget, rates: MachineRates 
         ],
         settings=chosen.settings,
         reasons=reasons,
-        suggestions=[] if fits else suggestions(model, asked, _outside(chosen.choice, wanted), budget),
+        suggestions=[] if fits or not suggests else suggestions(model, asked, _outside(chosen.choice, wanted), budget),
         verdict=verdict(model, asked, chosen.choice, budget),
         exact=model.shape.bound is None,
         notes=_notes(model, asked, chosen),
