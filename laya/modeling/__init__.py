@@ -6,8 +6,9 @@ The expert router picks which experts process a token; the request router, which
 
 from typing import TYPE_CHECKING, Any
 
-from laya.modeling.router import LayaRouter, RouterOutput, make_router, register_router
+from laya.modeling.router import ExpertRouter, LayaRouter, RouterOutput, make_router, register_router
 from laya.modeling.rule import GateRule
+from laya.modeling.selection import select
 
 if TYPE_CHECKING:
     from laya.modeling.config import LayaConfig
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _OF_TRANSFORMERS = {"LayaConfig": "config", "LayaForCausalLM": "model", "LayaModel": "model"}
 
 __all__ = [
+    "ExpertRouter",
     "GateRule",
     "LayaConfig",
     "LayaForCausalLM",
@@ -24,6 +26,7 @@ __all__ = [
     "RouterOutput",
     "make_router",
     "register_router",
+    "select",
 ]
 
 

@@ -23,7 +23,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from laya.modeling.balance import load_balancing_loss, router_z_loss
 from laya.modeling.config import LayaConfig
-from laya.modeling.router import LayaRouter, make_router
+from laya.modeling.router import ExpertRouter, make_router
 from laya.modeling.selection import select
 
 
@@ -60,14 +60,14 @@ class LayaPreTrainedModel(MixtralPreTrainedModel):  # type: ignore[misc]
     config: LayaConfig
     _no_split_modules = ["LayaDecoderLayer"]
     _can_record_outputs = {
-        "router_logits": OutputRecorder(LayaRouter, index=0),
+        "router_logits": OutputRecorder(ExpertRouter, index=0),
         "hidden_states": LayaDecoderLayer,
         "attentions": MixtralAttention,
     }
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, LayaRouter) and not any(
+        if isinstance(module, ExpertRouter) and not any(
             getattr(parameter, "_is_hf_initialized", False) for parameter in module.parameters()
         ):
             module.reset_parameters()

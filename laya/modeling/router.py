@@ -39,8 +39,24 @@ class RouterOutput(NamedTuple):
     """[..., top_k] int32."""
 
 
-class LayaRouter(nn.Module):
-    """hidden states [..., hidden_size] -> `RouterOutput`."""
+class ExpertRouter(nn.Module):
+    """What every router is, Laya's and those of a user's own: hidden states [..., hidden_size] -> `RouterOutput`.
+
+    A model records the `logits` of each, and its balance losses judge them by `rule`. A subclass has `forward`, and
+    `reset_parameters` where it has parameters of its own.
+    """
+
+    def __init__(self, hidden_size: int, rule: GateRule) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.rule = rule
+
+    def reset_parameters(self) -> None:
+        """What parameters are before training; not called where they are loaded."""
+
+
+class LayaRouter(ExpertRouter):
+    """A matrix, or a projection and expert embeddings."""
 
     def __init__(
         self,
@@ -59,9 +75,7 @@ class LayaRouter(nn.Module):
         normalizes_input: x is divided by its root mean square and multiplied by a learnt scale and hidden_size**-0.5
         first (Gemma 4).
         """
-        super().__init__()
-        self.hidden_size = hidden_size
-        self.rule = rule
+        super().__init__(hidden_size, rule)
         n_experts = rule.n_experts
         if projection_size is None:
             self.weight = nn.Parameter(torch.empty(n_experts, hidden_size))
@@ -181,12 +195,12 @@ def _float(vector: Tensor | None) -> Tensor | None:
     return None if vector is None else vector.detach().float().contiguous()
 
 
-RouterMaker = Callable[..., nn.Module]
+RouterMaker = Callable[..., ExpertRouter]
 _MAKERS: dict[str, RouterMaker] = {}
 
 
 def register_router(name: str, maker: RouterMaker) -> None:
-    """Makes a kind of router known by name: `maker(hidden_size, rule, **options)` -> a module used as LayaRouter is.
+    """Makes a kind of router known by name: `maker(hidden_size, rule, **options)` -> an `ExpertRouter`.
 
     Raises ValueError where the name is taken by another one.
     """
@@ -195,20 +209,21 @@ def register_router(name: str, maker: RouterMaker) -> None:
     _MAKERS[name] = maker
 
 
-def make_router(name: str, hidden_size: int, rule: GateRule, **options: Any) -> nn.Module:
-    """Raises ValueError for a name that nobody registered."""
+def make_router(name: str, hidden_size: int, rule: GateRule, **options: Any) -> ExpertRouter:
+    """Raises ValueError for a name that nobody registered, TypeError where what it makes is no `ExpertRouter`."""
     if name not in _MAKERS:
         raise ValueError(f"no router is registered as '{name}'; there are {', '.join(sorted(_MAKERS))}")
-    return _MAKERS[name](hidden_size, rule, **options)
+    router = _MAKERS[name](hidden_size, rule, **options)
+    if not isinstance(router, ExpertRouter):
+        raise TypeError(
+            f"router '{name}' is a {type(router).__name__}: make it a subclass of laya.modeling.ExpertRouter"
+        )
+    return router
 
 
-def _projected(hidden_size: int, rule: GateRule, **options: Any) -> nn.Module:
+def _projected(hidden_size: int, rule: GateRule, **options: Any) -> ExpertRouter:
     return LayaRouter(hidden_size, rule, **({"projection_size": max(rule.n_experts, hidden_size // 4)} | options))
 
 
-def _linear(hidden_size: int, rule: GateRule, **options: Any) -> nn.Module:
-    return LayaRouter(hidden_size, rule, **options)
-
-
 register_router(DEFAULT_ROUTER, _projected)
-register_router("linear", _linear)
+register_router("linear", LayaRouter)

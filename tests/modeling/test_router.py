@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from laya.modeling import GateRule, LayaRouter, RouterOutput, make_router, register_router
+from laya.modeling import ExpertRouter, GateRule, LayaRouter, RouterOutput, make_router, register_router
 
 RULE = GateRule(n_experts=8, top_k=2)
 
@@ -102,12 +102,8 @@ def test_wrong_width_and_wrong_rules_are_named(router: LayaRouter) -> None:
         GateRule(n_experts=8, top_k=3, n_group=4, topk_group=1)
 
 
-class _First(nn.Module):
+class _First(ExpertRouter):
     """Always the first experts."""
-
-    def __init__(self, hidden_size: int, rule: GateRule) -> None:
-        super().__init__()
-        self.rule = rule
 
     def forward(self, hidden_states: torch.Tensor) -> RouterOutput:
         leading = hidden_states.shape[:-1]
@@ -122,5 +118,10 @@ def test_custom_router_is_made_by_its_name() -> None:
     assert make_router("first", 16, RULE)(torch.randn(2, 16)).expert_ids.tolist() == [[0, 1], [0, 1]]
     with pytest.raises(ValueError, match="'first' is registered already"):
         register_router("first", LayaRouter)
-    with pytest.raises(ValueError, match="no router is registered as 'frist'; there are first, linear, projected"):
+    register_router("none", lambda hidden_size, rule: nn.Linear(hidden_size, rule.n_experts))
+    with pytest.raises(TypeError, match="'none' is a Linear: make it a subclass of laya.modeling"):
+        make_router("none", 16, RULE)
+    with pytest.raises(
+        ValueError, match="no router is registered as 'frist'; there are .*first, linear, none, projected"
+    ):
         make_router("frist", 16, RULE)
