@@ -7,6 +7,7 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*)
 MODEL  ?= smollm2
 ARGS   ?=
 SDK_JS := build/sdk_js
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile what it imports
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-vllm test-chaos test-guard-vm browser lint format bench bench-peers sdk-js test-router test-native-sanitize clean
