@@ -82,7 +82,7 @@ def test_vllm_json_takes_all_cards_side_by_side(laya_plan: Run, config_path: Pat
 def test_vllm_is_planned_alike_by_flag_by_engine_and_by_the_config(
     laya_plan: Run, config_path: Path, tmp_path: Path
 ) -> None:
-    cards = ("--gpu-memory", "24GiB,24GiB", "--json")
+    cards = ("--memory", "64GiB", "--gpu-memory", "24GiB,24GiB", "--json")  # what is free here now changes
     words = ("--kv-cache-dtype", "fp8", "--gpu-memory-utilization", 0.9, "--gpus", "1")
     by_flag = json.loads(laya_plan(config_path, "--vllm", *words, *cards)[1])
     by_engine = json.loads(laya_plan(config_path, "--engine", "vllm", *words, *cards)[1])
