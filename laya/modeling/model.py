@@ -65,6 +65,11 @@ class LayaPreTrainedModel(MixtralPreTrainedModel):  # type: ignore[misc]
         "attentions": MixtralAttention,
     }
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """Transformers looks for its decorator in this file; the experts that have it are Mixtral's."""
+        return True
+
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, ExpertRouter) and not any(

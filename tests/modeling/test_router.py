@@ -119,9 +119,9 @@ def test_custom_router_is_made_by_its_name() -> None:
     with pytest.raises(ValueError, match="'first' is registered already"):
         register_router("first", LayaRouter)
     register_router("none", lambda hidden_size, rule: nn.Linear(hidden_size, rule.n_experts))
-    with pytest.raises(TypeError, match="'none' is a Linear: make it a subclass of laya.modeling"):
+    with pytest.raises(TypeError, match=r"'none' is a Linear: make it a subclass of laya\.modeling"):
         make_router("none", 16, RULE)
     with pytest.raises(
-        ValueError, match="no router is registered as 'frist'; there are .*first, linear, none, projected"
+        ValueError, match=r"no router is registered as 'frist'; there are .*first, linear, none, projected"
     ):
         make_router("frist", 16, RULE)
