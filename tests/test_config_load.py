@@ -273,6 +273,11 @@ def test_every_foreign_key_leads_to_a_key_of_ours() -> None:
         ("engine: vllm\nquantization: aqw", "quantization 'aqw': did you mean awq?"),
         ("engine: vllm\nkv_cache_dtype: q8_0", "kv_cache_dtype 'q8_0': did you mean fp8?"),
         ("models: {m: {engine: vllm, draft: x}}", "models.m.draft: is llama.cpp's; leave it out with engine: vllm"),
+        (
+            "engine: vllm\ngpu_layers: 20",
+            "gpu_layers: is llama.cpp's; leave it out with engine: vllm. vLLM has all layers",
+        ),
+        ("kv_cache_dtype: q8_0\nmodels: {m: {engine: vllm}}", "no cache of kv_cache_dtype q8_0, which is said for all"),
         ("models: {m: {tensor_parallel_size: 2}}", "models.m.tensor_parallel_size: goes with engine: vllm"),
     ],
 )

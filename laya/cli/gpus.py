@@ -28,7 +28,8 @@ def gpus_here(config: Config, engine_path: Path | None) -> tuple[tuple[int, ...]
     if why_not is not None:
         return (), why_not
     free = {card.index: usable_bytes(card, 0, config.memory.gpu) for card in cards}
-    return tuple(free.get(number, 0) for number in range(max(free) + 1)), why_hidden(free) or _meter().why_none
+    why_no = why_hidden({card.index: card.uuid for card in cards}) or _meter().why_none
+    return tuple(free.get(number, 0) for number in range(max(free) + 1)), why_no
 
 
 def with_gpus(budget: Budget, config: Config, engine_path: Path | None) -> Budget:

@@ -175,9 +175,12 @@ def _answer(asked: _Question, settings: dict[str, Any]) -> int:
     budget = asked.budget(config)
     cards = cards_of(asked.gpu_memory)
     asking = Asking(config=config, settings=settings, card_bytes=cards, is_elsewhere=asked.memory is not None)
+    file = str(asked.config_file) if asked.config_file else None
+    line = Line(
+        asking=asking, budget=asked.memory_budget, config=file, gpu_memory=asked.gpu_memory, memory=asked.memory
+    )
     if asked.vllm or (cards and asked.model is not None and asking.of(asked.model)[1].engine == "vllm"):
-        fits = show_vllm_plan(asked.model, asking, budget, as_json=asked.as_json)
-        return _exit_code(fits)
+        return _exit_code(show_vllm_plan(asked.model, line, budget, as_json=asked.as_json))
     if asked.params is not None:
         subject = subject_described(asked.params, asking)
     elif asked.model is not None:
@@ -196,10 +199,6 @@ def _answer(asked: _Question, settings: dict[str, Any]) -> int:
     subject = msgspec.structs.replace(subject, notes=(*subject.notes, *more))
     if asked.table:
         return _table(subject, budget, asked.as_json)
-    file = str(asked.config_file) if asked.config_file else None
-    line = Line(
-        asking=asking, budget=asked.memory_budget, config=file, gpu_memory=asked.gpu_memory, memory=asked.memory
-    )
     return _one(subject, budget, line, asked.as_json)
 
 

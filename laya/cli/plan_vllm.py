@@ -14,10 +14,11 @@ import msgspec
 from rich.console import Console
 
 from laya.cli.output import print_json
-from laya.cli.plan_line import Alternative
+from laya.cli.plan_line import Alternative, Line
 from laya.cli.plan_model import Asking
 from laya.cli.plan_show import show_alternatives, show_choices, show_devices, show_verdict
 from laya.cli.plan_speed import ON_GPU, PlanSpeed, show_speed, speed_fields
+from laya.config import parse_engine_flags
 from laya.config.vllm import Vllm
 from laya.engines.vllm_build import find_build
 from laya.errors import ConfigError
@@ -25,14 +26,16 @@ from laya.gateway.kind_vllm import check_checkpoint
 from laya.memory import Budget, Machine, VllmSettings, plan_vllm
 from laya.memory.gpu import GpuMemory, GpuMeter
 from laya.memory.hf import HfFacts
+from laya.memory.placement import CPU
 from laya.memory.plan_source import facts_anywhere
 from laya.memory.vllm_place import chosen_cards, usable_bytes
 from laya.models import home_path, is_remote, open_remote, resolve
-from laya.types import GIB, AskedSettings, Plan
+from laya.types import GIB, Plan
 
 SOLD_GIB = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192, 288)  # cards as they are sold
 SIDE_BY_SIDE = (1, 2, 4, 8)
 ENOUGH = 3
+_SIDES = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
 def is_vllm_here() -> bool:
@@ -44,24 +47,14 @@ def is_vllm_here() -> bool:
     return True
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def show_vllm_plan(name: str | None, asking: Asking, budget: Budget, *, as_json: bool) -> bool:
+def show_vllm_plan(name: str | None, line: Line, budget: Budget, *, as_json: bool) -> bool:
     """Print the plan of a model for vLLM. Returns whether it fits. Raises as `plan_vllm`, and for a GGUF model."""
     if name is None:
         raise ConfigError("--vllm is of one model: laya plan MODEL --vllm", param="vllm")
+    asking = line.asking
     found = _found(name, asking)
-    asked, resolved = asking.of(name)
-    cards = chosen_cards(_cards(asking), resolved.gpus)
-    if resolved.vllm is not None and resolved.vllm.gpu_memory_utilization is not None:
-        share = resolved.vllm.gpu_memory_utilization
-        cards = [_limited(card, int(share * card.total_bytes)) for card in cards]
-    check_checkpoint(resolved, found)
-    settings = _settings(found, asking.settings, resolved.vllm or Vllm(), len(cards))
-    plan = plan_vllm(found, asked, budget, cards, model_id=name, settings=settings, n_cores=Machine().cores())
-    others = [] if plan.fits else _alternatives(name, asking, found, asked, plan, settings, budget)
+    plan, settings = _planned(name, found, asking, budget)
+    others = [] if plan.fits else _alternatives(name, found, line, plan, budget)
     speed = PlanSpeed(why_not=ON_GPU)
     if as_json:
         fields = {"engine": "vllm", "vllm": msgspec.to_builtins(settings), "limit": budget.limit}
@@ -76,6 +69,19 @@ def show_vllm_plan(name: str | None, asking: Asking, budget: Budget, *, as_json:
         show_alternatives(console, others)
     show_verdict(console, plan, found.weights.total_bytes)
     return plan.fits
+
+
+def _planned(name: str, found: HfFacts, asking: Asking, budget: Budget) -> tuple[Plan, VllmSettings]:
+    """The plan as this line asks for it, and what vLLM would be started with. Raises ConfigError."""
+    asked, resolved = asking.of(name)
+    cards = chosen_cards(_cards(asking), resolved.gpus)
+    if resolved.vllm is not None and resolved.vllm.gpu_memory_utilization is not None:
+        share = resolved.vllm.gpu_memory_utilization
+        cards = [_limited(card, int(share * card.total_bytes)) for card in cards]
+    check_checkpoint(resolved, found)
+    settings = _settings(found, asking.settings, resolved.vllm or Vllm(), len(cards))
+    plan = plan_vllm(found, asked, budget, cards, model_id=name, settings=settings, n_cores=Machine().cores())
+    return plan, settings
 
 
 def _found(name: str, asking: Asking) -> HfFacts:
@@ -133,52 +139,49 @@ def _settings(found: HfFacts, flags: Mapping[str, Any], entry: Vllm, n_cards: in
     return msgspec.convert(given, VllmSettings)
 
 
-def _alternatives(
-    name: str,
-    asking: Asking,
-    found: HfFacts,
-    asked: AskedSettings,
-    plan: Plan,
-    settings: VllmSettings,
-    budget: Budget,
-) -> list[Alternative]:
-    """Changed settings on these cards, then the smallest cards that hold what was asked for."""
-    base = f"laya plan {shlex.quote(name)} --vllm"
-    cards = f" --gpu-memory {','.join(f'{size // GIB}GiB' for size in asking.card_bytes)}" if asking.card_bytes else ""
-    kept = {key: value for key, value in asking.settings.items() if key in ("max_seq_len", "max_num_seqs")}
-    if asked.kv_cache_dtype:
-        kept["kv_cache_dtype"] = asked.kv_cache_dtype
+def _alternatives(name: str, found: HfFacts, line: Line, plan: Plan, budget: Budget) -> list[Alternative]:
+    """Changed settings on these cards, then the smallest cards that hold what was asked for; each is planned as it is
+    printed."""
     others = []
     for each in plan.suggestions:
-        words = each.flags.split()
-        changed = {flag[2:].replace("-", "_"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
-        command = f"{base}{cards}{_flags(kept | changed)}"
-        others.append(Alternative(command=command, total_bytes=each.total_bytes, note=each.note))
+        changed = parse_engine_flags(["--engine", "vllm", *each.flags.split()])
+        tried = _tried(name, found, line.set(line.asking.settings | changed), budget, each.note)
+        others += [tried] if tried is not None else []
     for count in SIDE_BY_SIDE:
         if len(others) > ENOUGH + 1:
             break
-        sized = _smallest_cards(found, asked, settings, budget, count)
-        if sized is not None:
-            size, need = sized
-            command = f"{base} --gpu-memory {','.join([f'{size}GiB'] * count)}{_flags(kept)}"
-            note = f"{count} {'card' if count == 1 else 'cards'} of {size} GiB"
-            others.append(Alternative(command=command, total_bytes=need, note=note))
+        sized = _smallest_cards(name, found, line, budget, count)
+        others += [sized] if sized is not None else []
     return others
 
 
-def _flags(settings: dict[str, object]) -> str:
-    return "".join(f" {_flag(name)} {value}" for name, value in settings.items())
-
-
-def _smallest_cards(
-    found: HfFacts, asked: AskedSettings, settings: VllmSettings, budget: Budget, count: int
-) -> tuple[int, int] | None:
-    """The smallest size, in GiB, of `count` cards side by side that hold what was asked for, and the need on them."""
+def _smallest_cards(name: str, found: HfFacts, line: Line, budget: Budget, count: int) -> Alternative | None:
+    """With `count` cards side by side, of the smallest size that holds what was asked for."""
     if max(found.shape.n_head, default=0) % count:
         return None
-    side = msgspec.structs.replace(settings, tensor_parallel_size=count, pipeline_parallel_size=1)
+    settings = {key: value for key, value in line.asking.settings.items() if key not in ("gpus", *_SIDES)}
+    _, resolved = line.asking.of(name)
+    if resolved.vllm is not None and any(getattr(resolved.vllm, side) > 1 for side in _SIDES):
+        settings |= {"tensor_parallel_size": count, "pipeline_parallel_size": 1}
     for size in SOLD_GIB:
-        plan = plan_vllm(found, asked, budget, _free_cards([size * GIB] * count), model_id="", settings=side)
-        if plan.fits:
-            return size, plan.need_bytes
+        asking = msgspec.structs.replace(line.asking, settings=settings, card_bytes=(size * GIB,) * count)
+        other = msgspec.structs.replace(line, asking=asking, gpu_memory=",".join([f"{size}GiB"] * count))
+        note = f"{count} {'card' if count == 1 else 'cards'} of {size} GiB"
+        tried = _tried(name, found, other, budget, note)
+        if tried is not None:
+            return tried
     return None
+
+
+def _tried(name: str, found: HfFacts, line: Line, budget: Budget, note: str) -> Alternative | None:
+    """This line, where it fits; its bytes are those on the cards."""
+    try:
+        plan, _ = _planned(name, found, line.asking, budget)
+    except ConfigError:  # the config fixes what no other cards can give
+        return None
+    if not plan.fits:
+        return None
+    settings = {key: value for key, value in line.asking.settings.items() if key != "engine"}
+    words = line.set(settings).command(f"{shlex.quote(name)} --vllm")
+    n_bytes = sum(device.total_bytes for device in plan.devices if device.device != CPU)
+    return Alternative(command=words, total_bytes=n_bytes, note=note)

@@ -11,7 +11,8 @@ from laya.config.document import Document, KeyPath, dotted
 from laya.config.program import PROGRAM_KEYS, VARIABLES, unknown_variable, words_of
 from laya.config.remote import REMOTE_KEYS, RemoteUrl, read_url
 from laya.config.schema import Config, ModelConfig
-from laya.config.vllm import NOT_VLLMS, VLLM_KEYS
+from laya.config.settings import VLLM_KV_CACHE_DTYPES, ModelSettings
+from laya.config.vllm import INSTEAD, VLLM_KEYS, not_vllms
 from laya.errors import ConfigError, nearest
 
 # Settings of Laya's own engine, which others have flags of their own for, if they have them at all.
@@ -27,6 +28,8 @@ def check_programs(config: Config, document: Document) -> None:
     """Raises ConfigError for the first entry that cannot be honoured."""
     if config.engine in _ELSEWHERE:
         raise document.error(("engine",), f"engine: {config.engine} is said by a model under `models:`, with its keys")
+    if config.engine == "vllm":
+        _check_not_llamacpps(config, document, ())
     for name, entry in config.models.items():
         where, its_engine = ("models", name), config.engine if entry.engine is UNSET else entry.engine
         for engine, keys in _KEYS_OF.items():
@@ -39,6 +42,7 @@ def check_programs(config: Config, document: Document) -> None:
             _check_remote(entry, document, where)
         elif its_engine == "vllm":
             _check_vllm(entry, document, where)
+            _check_shared_kv(config, entry, document, where)
         if entry.engine in _ELSEWHERE:
             _check_settings(entry, _ELSEWHERE[entry.engine], document, where)
 
@@ -112,11 +116,26 @@ def _check_remote(entry: ModelConfig, document: Document, where: KeyPath) -> Non
 
 
 def _check_vllm(entry: ModelConfig, document: Document, where: KeyPath) -> None:
-    for key in NOT_VLLMS:
-        if getattr(entry, key) not in (UNSET, None, 0, "auto", []):
-            raise _error(document, (*where, key), "is llama.cpp's; leave it out with engine: vllm")
+    _check_not_llamacpps(entry, document, where)
     if entry.overflow == "trim":
         raise _error(document, (*where, "overflow"), "Laya cannot count the tokens of another engine; leave it out")
+
+
+def _check_shared_kv(config: Config, entry: ModelConfig, document: Document, where: KeyPath) -> None:
+    """The cache type of all models may be none of vLLM's."""
+    shared = config.kv_cache_dtype
+    if entry.kv_cache_dtype is UNSET and shared not in (UNSET, "auto", *VLLM_KV_CACHE_DTYPES):
+        raise document.error(
+            where,
+            f"{dotted(where)}: engine: vllm has no cache of kv_cache_dtype {shared}, which is said for all models; "
+            f"say here auto or {', '.join(VLLM_KV_CACHE_DTYPES)}",
+        )
+
+
+def _check_not_llamacpps(level: ModelSettings, document: Document, where: KeyPath) -> None:
+    strange = not_vllms({name: getattr(level, name) for name in INSTEAD})
+    if strange is not None:
+        raise _error(document, (*where, strange), f"is llama.cpp's; leave it out with engine: vllm. {INSTEAD[strange]}")
 
 
 def _check_settings(entry: ModelConfig, elsewhere: str, document: Document, where: KeyPath) -> None:

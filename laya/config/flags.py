@@ -15,7 +15,7 @@ from laya.config.document import KeyPath
 from laya.config.load import parse_settings
 from laya.config.resolve import SETTING_NAMES
 from laya.config.settings import SamplingDefaults
-from laya.config.vllm import NOT_VLLMS, VLLM_KEYS
+from laya.config.vllm import INSTEAD, VLLM_KEYS, not_vllms
 from laya.errors import ConfigError, nearest
 
 
@@ -173,10 +173,10 @@ def _check_engine(written: Mapping[str, Any], spelled: Mapping[KeyPath, str]) ->
             f"{'cmd' if engine == 'command' else 'url'}",
             param="--engine",
         )
-    if engine == "vllm" and (
-        strange := next((key for key in NOT_VLLMS if written.get(key) not in (None, 0, "auto")), None)
-    ):
-        raise ConfigError(f"{spelled[strange,]} is llama.cpp's; leave it out with --engine vllm", param=strange)
+    strange = not_vllms(written) if engine == "vllm" else None
+    if strange is not None:
+        words = f"{spelled[strange,]} is llama.cpp's; leave it out with --engine vllm. {INSTEAD[strange]}"
+        raise ConfigError(words, param=strange)
 
 
 def _flag(name: str, beside: Sequence[str]) -> Flag:

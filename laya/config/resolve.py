@@ -15,7 +15,8 @@ from laya.config.program import Program, read_program
 from laya.config.remote import Remote, read_remote
 from laya.config.schema import Config, ModelConfig
 from laya.config.settings import EngineName, ModelSettings, SamplingDefaults
-from laya.config.vllm import VLLM_KEYS, Vllm, read_vllm
+from laya.config.vllm import INSTEAD, VLLM_KEYS, Vllm, not_vllms, read_vllm
+from laya.errors import ConfigError
 from laya.types import ALL_LAYERS, AskedSettings, RoutePolicy, Task
 
 _Level = TypeVar("_Level", bound=ModelSettings)
@@ -123,6 +124,8 @@ def resolve(config: Config, model_id: str) -> ResolvedModel:
     decided = {name: value for name, value in said.items() if value not in ("auto", None) or name in _AUTO_IS_SAID}
     if decided.get("quantization") == "none":
         del decided["quantization"]
+    if decided.get("engine") == "vllm":
+        _check_vllm(config, entry, canonical_id)
     ttl_s = decided.pop("ttl", None)
     remote = read_remote(entry) if entry.engine == "remote" else None
     if peered is not None:
@@ -172,6 +175,19 @@ def _with(level: _Level, changed: dict[str, Any]) -> _Level:
     if "defaults" in merged:
         merged["defaults"] = msgspec.convert(merged["defaults"], SamplingDefaults)
     return msgspec.structs.replace(level, **(changed | merged))
+
+
+def _check_vllm(config: Config, entry: ModelConfig, model_id: str) -> None:
+    """Raise ConfigError for a key of llama.cpp's beside the choice of vLLM, which a command line may make over a file.
+
+    Where one model chooses vLLM, what is said for all models is for those that llama.cpp runs.
+    """
+    levels = [(entry, f"models.{model_id}."), *([(config, "")] if config.engine == "vllm" else [])]
+    for level, where in levels:
+        strange = not_vllms({name: getattr(level, name) for name in INSTEAD})
+        if strange is not None:
+            words = f"{where}{strange} is llama.cpp's; leave it out with engine: vllm. {INSTEAD[strange]}"
+            raise ConfigError(words, param=strange)
 
 
 def _find(config: Config, name: str) -> tuple[str, ModelConfig]:

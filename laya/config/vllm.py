@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -11,10 +12,29 @@ from laya.config.remote import RemoteKeys
 
 # Checkpoints in these forms are run as they are; what others need is asked of vLLM by `args`.
 VLLM_QUANTIZATIONS = ("awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "modelopt", "mxfp4", "auto-round")
-# Settings that are llama.cpp's alone, so that vLLM has no flag for them either.
-NOT_VLLMS = (
-    "kv_pool_tokens", "prompt_cache", "gpu_layers", "experts_on_cpu", "tensor_split", "mmproj", "draft", "lora",
-)  # fmt: skip
+# Settings that are llama.cpp's alone, and what vLLM has in their place.
+INSTEAD = {
+    "kv_pool_tokens": "vLLM's sequences share one pool; max_num_seqs and max_seq_len say how large it is",
+    "prompt_cache": "vLLM keeps old prompts in its KV cache",
+    "gpu_layers": "vLLM has all layers on GPUs; tensor_parallel_size and pipeline_parallel_size share them out",
+    "experts_on_cpu": "vLLM has all experts on GPUs; enable_expert_parallel: true shares them out",
+    "tensor_split": "vLLM shares out evenly, by tensor_parallel_size",
+    "mmap": "vLLM has args: {safetensors-load-strategy: eager}",
+    "mmproj": "vLLM finds it in the model's folder",
+    "draft": "vLLM has args: {speculative-config: {...}}",
+    "lora": "vLLM has args: {enable-lora: true, lora-modules: [NAME=FOLDER]}",
+}
+
+
+def not_vllms(settings: Mapping[str, Any]) -> str | None:
+    """The first of these settings that vLLM cannot honour; None: it can, or their values are what it does anyway."""
+    for name in INSTEAD:
+        value = settings.get(name)
+        if value is False if name == "mmap" else value not in (msgspec.UNSET, None, 0, "auto", [], ()):
+            return name
+    return None
+
+
 _Side = Annotated[int, Meta(ge=1, le=1024)]
 
 

@@ -94,8 +94,14 @@ def _read(folder: Path) -> Build | str:
     return msgspec.structs.replace(found, name=folder.name, folder=folder)
 
 
+class BuildGone(EngineFailed):
+    """The build that was chosen cannot be used: a choice to be made anew, as with a wrong setting."""
+
+    exit_code = ConfigError.exit_code
+
+
 def used(home: Path) -> Build:
-    """The one that models without an engine_path run by. Raises EngineFailed where it is gone: another one, that may
+    """The one that models without an engine_path run by. Raises BuildGone where it is gone: another one, that may
     have no GPU, is never taken in its place."""
     name = used_name(home)
     if name == BUNDLED:
@@ -104,7 +110,7 @@ def used(home: Path) -> Build:
     if isinstance(found, Build):
         return found
     wrong = f"is not in {builds_folder(home)} any more" if found is None else f"is broken: {found}"
-    raise EngineFailed(
+    raise BuildGone(
         f"The engine build '{name}', chosen by `laya engines use`, {wrong}. "
         "`laya engines list` shows those that are there; `laya engines use bundled` takes the one that came with Laya."
     )
@@ -122,7 +128,7 @@ def used_name(home: Path) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return BUNDLED
     except OSError as error:
-        raise EngineFailed(
+        raise BuildGone(
             f"{builds_folder(home) / _USED}, which names the engine build in use, cannot be read: {error.strerror}."
         ) from None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from laya.engines.held_memory import family
@@ -38,12 +38,14 @@ class Cards:
         self._limits = limits
         self.meter = meter or GpuMeter()
         self._n_cards = 0
+        self._uuids: dict[int, str] = {}  # of each card that was ever seen
 
     def read(self) -> list[GpuMemory]:
         """Each card as it is now, with the accounts brought up to it."""
         engines = {status.id: family(status.pid) for status in self._supervisor.status() if status.pid is not None}
         cards = self.meter.read({pid for pids in engines.values() for pid in pids})
         seen = {card.index: card for card in cards}
+        self._uuids |= {card.index: card.uuid for card in cards}
         self._n_cards = max(self._n_cards, *(number + 1 for number in seen), 0) if seen else self._n_cards
         for number in range(self._n_cards):
             card = seen.get(number)
@@ -67,7 +69,7 @@ class Cards:
     @property
     def why_none(self) -> str:
         """Why no engine may use any, where none may."""
-        return why_hidden(range(self._n_cards)) or self.meter.why_none
+        return why_hidden(self._uuids) or self.meter.why_none
 
     def total_bytes(self) -> tuple[int, ...]:
         """Of each card, by its number, as last read."""
@@ -105,24 +107,29 @@ class Cards:
 
 def usable_bytes(card: GpuMemory, own_bytes: int, limits: Mapping[str, int]) -> int:
     """What all engines together may hold of it, who hold so much now. limits: memory.gpu of the config."""
-    if not is_visible(card.index):
+    if not is_visible(card.index, card.uuid):
         return 0
     n_bytes = max(0, card.free_bytes + own_bytes - card.kept_free_bytes)
     return min(n_bytes, limits.get(str(card.index), n_bytes))
 
 
-def is_visible(number: int) -> bool:
-    """Whether who started Laya left this card to it."""
+def is_visible(number: int, uuid: str = "") -> bool:
+    """Whether who started Laya left this card to it, by its number or, as CUDA lets it, by a beginning of its UUID."""
     said = [os.environ[name] for name in VISIBLE if name in os.environ]
-    return all(str(number) in (word.strip() for word in each.split(",")) for each in said)
+    return all(any(_names(word.strip(), number, uuid) for word in each.split(",")) for each in said)
 
 
-def why_hidden(numbers: Iterable[int]) -> str | None:
-    """Which variable leaves none of these cards to Laya; None: one is left, or there is none."""
-    if not (there := list(numbers)) or any(map(is_visible, there)):
+def _names(word: str, number: int, uuid: str) -> bool:
+    return word == str(number) or (word.startswith("GPU-") and uuid.startswith(word))
+
+
+def why_hidden(uuids: Mapping[int, str]) -> str | None:
+    """Which variable leaves none of these cards, by their numbers, to Laya; None: one is left, or there is none."""
+    if not uuids or any(is_visible(number, uuid) for number, uuid in uuids.items()):
         return None
     said = ", ".join(f"{name}={os.environ[name]}" for name in VISIBLE if name in os.environ)
-    return f"{said} names none of the GPUs here by its number ({', '.join(map(str, there))})"
+    there = ", ".join(f"{number} {uuid}".rstrip() for number, uuid in uuids.items())
+    return f"{said} names none of the GPUs here by its number or UUID ({there})"
 
 
 def share_on_gpus(plan: Plan) -> tuple[bool, int, int]:

@@ -29,6 +29,7 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int
     own_bytes: int  # held by our engines
     process_bytes: dict[int, int] = {}  # the same, by their processes
+    uuid: str = ""  # NVIDIA's name of it, as CUDA_VISIBLE_DEVICES may have it
 
     @property
     def others_bytes(self) -> int:
@@ -77,7 +78,7 @@ class GpuMeter:
     def _card(self, index: int, own_pids: Collection[int]) -> GpuMemory:
         library = self._library
         handle = library.nvmlDeviceGetHandleByIndex(index)
-        memory, name = library.nvmlDeviceGetMemoryInfo(handle), library.nvmlDeviceGetName(handle)
+        memory = library.nvmlDeviceGetMemoryInfo(handle)
         process_bytes: dict[int, int] = {}
         for list_processes in (
             library.nvmlDeviceGetComputeRunningProcesses,
@@ -88,12 +89,18 @@ class GpuMeter:
                     process_bytes[process.pid] = max(process_bytes.get(process.pid, 0), process.usedGpuMemory or 0)
         return GpuMemory(
             index=index,
-            name=name.decode() if isinstance(name, bytes) else name,
+            name=_decoded(library.nvmlDeviceGetName(handle)),
+            uuid=_decoded(library.nvmlDeviceGetUUID(handle)),
             total_bytes=memory.total,
             free_bytes=memory.free,
             own_bytes=sum(process_bytes.values()),
             process_bytes=process_bytes,
         )
+
+
+def _decoded(said: str | bytes) -> str:
+    """Older bindings give bytes."""
+    return said.decode() if isinstance(said, bytes) else said
 
 
 def amd_cards(root: Path) -> list[GpuMemory]:

@@ -210,8 +210,9 @@ def test_broken_build_costs_no_other_and_can_be_removed(tmp_path: Path, with_gpu
 def test_choice_that_names_no_build_is_told(tmp_path: Path, content: bytes) -> None:
     builds.use(tmp_path, builds.bundled())
     (builds.builds_folder(tmp_path) / "used").write_bytes(content)
-    with pytest.raises(EngineFailed, match=r"is not in .* any more"):
+    with pytest.raises(EngineFailed, match=r"is not in .* any more") as gone:
         builds.used(tmp_path)
+    assert gone.value.exit_code == 2  # a choice to be made anew, as with a wrong setting
 
 
 def test_folder_that_takes_nothing_is_told_and_left_as_it_was(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class Machine:
     def __init__(self, world: World, nvml: Any, cards: tuple[int, ...]) -> None:
         self.world, self.cards = world, cards
         self.others_bytes = [0] * len(cards)
+        self.uuids = [""] * len(cards)
         self.names_ours = True  # NVML names no process of ours from within some containers
         nvml.library._script = self._answer
         world.fleet.loading.cards.meter = GpuMeter(nvml.library)
@@ -61,7 +62,8 @@ class Machine:
                     own[str(engine.pid)] = self.on(name, number)
             free = total - sum(own.values()) - self.others_bytes[number]
             named = own if self.names_ours else {}
-            cards.append({"name": "card", "total": total, "free": max(0, free), "compute": named})
+            uuid = self.uuids[number]
+            cards.append({"name": "card", "total": total, "free": max(0, free), "uuid": uuid, "compute": named})
         return {"cards": cards}
 
     def on(self, name: str, number: int) -> int:
@@ -181,6 +183,20 @@ async def test_a_limit_of_the_config_and_of_the_environment_bound_a_card(
     assert machine.world.fleet.budget().gpu_bytes[0] == 4 * GIB
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert machine.world.fleet.budget().gpu_bytes == (4 * GIB, 0)
+
+
+async def test_a_card_is_named_by_its_uuid_or_a_beginning_of_it(
+    make_machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuids = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-b3f51d2a-0f2c-7c44-8a11-6c0e5c1e7a02")
+    machine = make_machine((24 * GIB, 24 * GIB))
+    machine.uuids = list(uuids)
+    for said, seen in ((uuids[1], (False, True)), ("GPU-8932", (True, False)), (f"1,{uuids[0]}", (True, True))):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+        assert tuple(n_bytes > 0 for n_bytes in machine.world.fleet.budget().gpu_bytes) == seen, said
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0000")
+    assert machine.world.fleet.budget().gpu_bytes == (0, 0)
+    assert f"names none of the GPUs here by its number or UUID (0 {uuids[0]}" in machine.world.fleet.budget().why_no_gpu
 
 
 async def test_a_build_for_cpus_uses_no_card_and_says_so_where_layers_were_asked(

@@ -120,6 +120,31 @@ def test_vllm_refusal_has_alternatives_that_fit(laya_plan: Run, config_path: Pat
     assert "These do" in laya_plan(config_path, *words)[1]
 
 
+def test_vllm_alternatives_keep_what_was_said(laya_plan: Run, config_path: Path, tmp_path: Path) -> None:
+    """So each is planned as it was: its bytes are those that the command gives."""
+    (tmp_path / "other.yaml").write_text("version: 1\n")
+    said = ("--enforce-eager", "--max-num-batched-tokens", 4096, "--gpu-memory-utilization", 0.8, "-tp", 1)
+    wide = ("--max-num-seqs", 8, "--max-seq-len", 32768)
+    words = ("--vllm", "--gpu-memory", "24GiB", *wide, *said, "--config", "other.yaml", "--json")
+    others = json.loads(laya_plan(config_path, *words)[1])["alternatives"]
+    assert others
+    for other in others:
+        command = shlex.split(other["command"])
+        plan = json.loads(laya_plan(*command[2:], "--json")[1])
+        assert plan["vllm"]["enforce_eager"] and plan["vllm"]["max_num_batched_tokens"] == 4096
+        on_cards = [device["total_bytes"] for device in plan["devices"] if device["device"] != "cpu"]
+        assert plan["fits"] and sum(on_cards) == other["total_bytes"], other
+
+
+def test_llamacpps_keys_of_the_config_are_told_to_who_asks_for_vllm(
+    laya_plan: Run, config_path: Path, tmp_path: Path
+) -> None:
+    entry = {"source": str(config_path), "gpu_layers": 3}
+    (tmp_path / "config.yaml").write_text(json.dumps({"version": 1, "models": {"m": entry}}))
+    with pytest.raises(ConfigError, match=r"models\.m\.gpu_layers is llama\.cpp's; leave it out with engine: vllm"):
+        laya_plan("m", "--vllm", "--gpu-memory", "24GiB")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

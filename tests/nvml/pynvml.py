@@ -1,8 +1,8 @@
 """Stands in for NVIDIA's library where there is no card: answers from a script, in the shape of nvidia-ml-py's answers.
 
-`PLAYED_NVML` names the script, read anew at each reading, so that a test may go on in it: {"cards": [{"name", "total",
-"free", "compute": {pid: bytes}, "graphics": {pid: bytes}}]}, bytes null where NVML says it does not know. With this
-folder in PYTHONPATH a server takes it for the real one.
+`PLAYED_NVML` names the script, read anew at each reading, so that a test may go on in it: {"cards": [{"name", "uuid",
+"total", "free", "compute": {pid: bytes}, "graphics": {pid: bytes}}]}, bytes null where NVML says it does not know. With
+this folder in PYTHONPATH a server takes it for the real one.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ def nvmlDeviceGetMemoryInfo(handle: dict[str, Any]) -> Any:
 
 def nvmlDeviceGetName(handle: dict[str, Any]) -> str:
     return str(handle["name"])
+
+
+def nvmlDeviceGetUUID(handle: dict[str, Any]) -> str:
+    return str(handle.get("uuid", ""))
 
 
 def _processes(named: dict[str, int | None]) -> list[Any]:
