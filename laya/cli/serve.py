@@ -178,6 +178,7 @@ def run(
     from laya.cli.client import ServerClient
     from laya.cli.models import ensure_pulled
 
+    _check_words(context.args)
     ensure_pulled(model)
     command = [sys.executable, "-m", "laya.cli", "serve", model, "--port", "0", *context.args]
     # a session of its own: Ctrl-C stops an answer of the chat, not the server, which ends with us however we end
@@ -190,6 +191,23 @@ def run(
     finally:
         server.terminate()
         server.wait()
+
+
+def _check_words(words: list[str]) -> None:
+    """Raise what `laya serve` would refuse of these, the model's name aside, before anything is downloaded for it."""
+    from laya.cli.verbs import app_for
+
+    group = typer.main.get_command(app_for(["serve"]))
+    assert isinstance(group, typer.core.TyperGroup)
+    asked = group.commands["serve"].make_context("serve", list(words))
+    ServedConfig(
+        [*(asked.params["models"] or []), *asked.args],
+        home=home_path(),
+        beside=[name for option in asked.command.params for name in option.opts],
+        file=asked.params["config_file"],
+        memory_budget=asked.params["memory_budget"],
+        ray_address=asked.params["ray"],
+    ).read()
 
 
 def _wait_for_url(server: subprocess.Popen[str]) -> str:

@@ -79,6 +79,17 @@ def _for_others(exchange: Exchange, endpoint: Endpoint, parsed: ParsedBody, chan
     assert endpoint.pool is not None
     if parsed.wants_stream or "prompt" in changes or not endpoint.pool.address.cancels_whole:
         changes |= _STREAM_FIELDS
+    drop: tuple[str, ...] = ("keep_alive",)
     if exchange.has_default_length and parsed.max_tokens is not None:
         changes["max_tokens"] = parsed.max_tokens
-    return parsed.edited(changes, drop=("keep_alive",))
+    elif endpoint.settings.engine == "vllm" and (parsed.max_tokens or 0) > _window(endpoint):
+        # vLLM itself lowers what the prompt leaves no room for, and refuses only what is above its whole window
+        changes["max_tokens"] = _window(endpoint)
+        drop += ("max_completion_tokens",)
+        exchange.extra_headers.append(b"x-laya-max-tokens: %d\r\n" % _window(endpoint))
+    return parsed.edited(changes, drop=drop)
+
+
+def _window(endpoint: Endpoint) -> int:
+    assert endpoint.planned is not None
+    return endpoint.planned.max_seq_len

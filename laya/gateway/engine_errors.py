@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 # What llama.cpp says with status 500 of a request that no other try makes better. The "input" that it also fails to
 # parse is the model's own answer, and another try may well help.
 _UNREADABLE = re.compile(r"(?i)failed to parse (?!input)|unable to generate parser|json.?schema|json\.exception\.")
-# OpenAI's words for a prompt that is too long, and vLLM's
-_TOO_LONG = re.compile(r"maximum (context|model) length (is|of) \d+")
+# OpenAI's words for a prompt that is too long, and vLLM's for that and for an answer longer than the window
+_TOO_LONG = re.compile(
+    r"maximum (context|model) length (is|of) \d+|maximum context length \(\d+\)"
+    r"|cannot be greater than max_(model_len|total_tokens)"
+)
 _WRONG = (400, 413, 422)  # of another's engine: what is wrong with a request
 SAID_LIMIT_CHARS = 500
 LONGEST_WAIT_S = 86400.0

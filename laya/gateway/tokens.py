@@ -1,7 +1,8 @@
 """Owns: texts to tokens and back by a model's own tokenizer, and the engine that such small questions go to.
 
-POST /tokenize and /detokenize take llama.cpp's fields and vLLM's, whichever is said, and answer in the form of those;
-`Tokenizers` is what other APIs count by. The model is loaded for it where it is not.
+POST /tokenize and /detokenize take llama.cpp's fields and vLLM's, whichever is said, and answer in the form of those,
+whichever of the two engines has the model; `Tokenizers` is what other APIs count by. The model is loaded for it where
+it is not.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Tokenizers:
         endpoint = next((each for each in group if each.pool is not None), first)
         if endpoint.pool is None:
             await fleet.room.take_turn(endpoint, lambda: not exchange.disconnected)
-        if not endpoint.is_llamacpp:
+        if not endpoint.is_llamacpp and not _is_vllm(endpoint):
             raise NotSupported(f"The engine of '{endpoint.model_id}' has no tokenizer that Laya knows how to ask.",
                                param="model")  # fmt: skip
         return endpoint
@@ -109,12 +110,26 @@ class Tokenizers:
             raise NotSupported(f"The model '{endpoint.model_id}' has the task '{endpoint.settings.task}', no chat.",
                                param="model")  # fmt: skip
         _pool(endpoint)
+        if _is_vllm(endpoint):
+            question: dict[str, Any] = {
+                name: parsed.fields[name] for name in ("messages", "tools") if name in parsed.fields
+            }
+            return int((await self.ask(exchange, endpoint, "/tokenize", _named(endpoint, question)))["count"])
         try:
             n_tokens = await count_tokens(endpoint, parsed)
         except OSError as error:
             raise _unreachable(endpoint, error) from None
         exchange.endpoint = endpoint
         return n_tokens
+
+
+def _is_vllm(endpoint: Endpoint) -> bool:
+    return endpoint.settings.engine == "vllm"
+
+
+def _named(endpoint: Endpoint, question: dict[str, Any]) -> dict[str, Any]:
+    """With the model as vLLM calls it."""
+    return question | {"model": _pool(endpoint).address.model or endpoint.model_id}
 
 
 def _pool(endpoint: Endpoint) -> UpstreamPool:
@@ -150,6 +165,8 @@ class TokensApi:
         asked = read_fields(body, Tokenize, "/tokenize")
         _check_form(asked)
         endpoint = await self._tokenizers.endpoint_for(exchange, asked.model)
+        if _is_vllm(endpoint):
+            return await self._tokenize_by_vllm(exchange, endpoint, asked)
         text, special = asked.content, asked.add_special
         if asked.prompt is not None:
             text, special = asked.prompt, asked.add_special_tokens is not False
@@ -171,6 +188,22 @@ class TokensApi:
         answer = {"count": len(tokens), "max_model_len": endpoint.planned.max_seq_len, "tokens": tokens}
         return reply(answer | {"token_strs": pieces})
 
+    async def _tokenize_by_vllm(self, exchange: InnerExchange, endpoint: Endpoint, asked: Tokenize) -> Response:
+        """Its own form goes to it as it is; llama.cpp's is put into it."""
+        told = ("prompt", "messages", "tools", "add_generation_prompt", "chat_template_kwargs", "add_special_tokens")
+        question = {name: value for name in told if (value := getattr(asked, name)) is not None}
+        if asked.content is not None:
+            question |= {"prompt": asked.content, "add_special_tokens": bool(asked.add_special)}
+        of_pieces = bool(asked.with_pieces or asked.return_token_strs)
+        question["return_token_strs"] = of_pieces
+        found = await self._tokenizers.ask(exchange, endpoint, "/tokenize", _named(endpoint, question))
+        if asked.content is None:
+            return reply({name: found[name] for name in ("count", "max_model_len", "tokens", "token_strs")})
+        tokens = found["tokens"]
+        if of_pieces:
+            tokens = [{"id": n, "piece": text} for n, text in zip(tokens, found["token_strs"], strict=True)]
+        return reply({"tokens": tokens})
+
     async def _rendered(self, exchange: InnerExchange, endpoint: Endpoint, asked: Tokenize) -> str:
         """The prompt that the model's template makes of a conversation."""
         told = ("messages", "tools", "add_generation_prompt", "chat_template_kwargs")
@@ -181,10 +214,11 @@ class TokensApi:
         asked = read_fields(body, Detokenize, "/detokenize")
         endpoint = await self._tokenizers.endpoint_for(exchange, asked.model)
         try:
-            found = await self._tokenizers.ask(
-                exchange, endpoint, "/detokenize", {"tokens": asked.tokens}, len(asked.tokens)
-            )
-            text = found["content"]
+            question: dict[str, Any] = {"tokens": asked.tokens}
+            if _is_vllm(endpoint):
+                question = _named(endpoint, question)
+            found = await self._tokenizers.ask(exchange, endpoint, "/detokenize", question, len(asked.tokens))
+            text = found["prompt" if _is_vllm(endpoint) else "content"]
         except NotTaken:
             raise InvalidRequest(
                 f"'tokens' has one that is not in the vocabulary of '{endpoint.model_id}': the largest is "

@@ -20,6 +20,9 @@ import openai
 import psutil
 import pytest
 
+from laya.cli.verbs import app_for
+from laya.errors import ConfigError
+
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
@@ -313,6 +316,25 @@ def test_run_serves_and_answers_what_is_piped_in(laya_home: Path, tmp_path: Path
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip()
     assert str(tmp_path) not in {each.info["cwd"] for each in psutil.process_iter(["cwd"])}  # nothing of it runs on
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--preset", "wrong"], "--preset wrong: there is no such preset. There are article-a, article-b."),
+        (["--max-seq-len", "much"], "--max-seq-len"),
+        (["--memory-budget", "8 apples"], "--memory-budget"),
+    ],
+)
+def test_run_refuses_wrong_words_before_it_pulls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAYA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("laya.cli.models.ensure_pulled", lambda name: pytest.fail(f"{name} would be pulled"))
+    with pytest.raises(ConfigError) as refused:
+        app_for(["run"])(args=["run", "smollm2", *words], standalone_mode=False)
+    assert said in refused.value.message
 
 
 def test_run_says_why_the_server_did_not_start(laya_home: Path, tmp_path: Path) -> None:
