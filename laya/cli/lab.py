@@ -18,11 +18,15 @@ def export(context: typer.Context) -> None:
     _run("laya.modeling.export", context)
 
 
-def _run(module: str, context: typer.Context) -> None:
+def check_torch(verb: str) -> None:
+    """Raises ConfigError naming what this Python lacks of what the lab needs."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"`laya {context.info_name}` needs {', '.join(missing)}, which this Python does not have: "
-            "pip install 'laya-llm[torch]'"
+            f"`laya {verb}` needs {', '.join(missing)}, which this Python does not have: pip install 'laya-llm[torch]'"
         )
+
+
+def _run(module: str, context: typer.Context) -> None:
+    check_torch(context.info_name or "")
     raise typer.Exit(subprocess.run([sys.executable, "-m", module, *context.args], check=False).returncode)

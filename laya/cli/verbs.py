@@ -44,6 +44,7 @@ VERBS = {
     "doctor": Verb("doctor", "doctor"),
     "smoke": Verb("smoke", "smoke", is_more=True),
     "bench": Verb("bench", "bench", takes_flags=True, is_more=True, has_own_help=True),
+    "experts": Verb("experts", "experts", is_more=True),
     "export": Verb("lab", "export", takes_flags=True, is_more=True, has_own_help=True),
     "key": Verb("key", "key_app", is_more=True, is_group=True),
     "config": Verb("config", "config_app", is_more=True, is_group=True),

@@ -1,16 +1,14 @@
-"""Owns: how evenly a router's experts are used: losses that keep it so, the bias update that needs none, and measures.
+"""Owns: what keeps the use of a router's experts even: losses, and the bias update that needs none.
 
-Everything is of one layer: layers that are averaged first hide that each of them is uneven.
+Everything is of one layer, as the measures are (`Balance`, which needs no torch).
 """
 
 from __future__ import annotations
 
-import math
-
-import msgspec
 import torch
 from torch import Tensor
 
+from laya.experts.balance import Balance as Balance
 from laya.modeling.router import LayaRouter
 
 
@@ -53,40 +51,3 @@ def update_choice_bias(router: LayaRouter, counts: Tensor, rate: float = 1e-3) -
         raise ValueError("this router has no choice bias: make it with has_choice_bias=True")
     bias = router.choice_bias + rate * torch.sign(counts.mean() - counts).to(router.choice_bias)
     router.choice_bias.copy_(bias - bias.mean())
-
-
-class Balance(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer's use of its experts."""
-
-    share: list[float]
-    """Of the assignments; fair is 1 / n_experts."""
-    max_vio: float
-    """Largest share / fair share - 1."""
-    cv: float
-    """Standard deviation / mean."""
-    entropy: float
-    """Over log(n_experts): 1 where it is even."""
-    gini: float
-    n_dead: int
-    """Experts without an assignment."""
-
-    @classmethod
-    def of(cls, counts: Tensor) -> Balance:
-        """counts: [n_experts]. Raises ValueError where nothing was counted."""
-        total = float(counts.sum())
-        if total <= 0:
-            raise ValueError("no assignment was counted")
-        share = [float(count) / total for count in counts]
-        n_experts, fair = len(share), 1 / len(share)
-        ordered = sorted(share)
-        weighted = sum((2 * rank - n_experts - 1) * part for rank, part in enumerate(ordered, start=1))
-        deviation = math.sqrt(sum((part - fair) ** 2 for part in share) / n_experts)
-        entropy = -sum(part * math.log(part) for part in share if part > 0)
-        return cls(
-            share=share,
-            max_vio=max(share) / fair - 1,
-            cv=deviation / fair,
-            entropy=entropy / math.log(n_experts) if n_experts > 1 else 1.0,
-            gini=weighted / n_experts,
-            n_dead=sum(part == 0 for part in share),
-        )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from laya.experts.balance import Balance
 from laya.modeling import GateRule, LayaRouter
-from laya.modeling.balance import Balance, expert_counts, load_balancing_loss, router_z_loss, update_choice_bias
+from laya.modeling.balance import expert_counts, load_balancing_loss, router_z_loss, update_choice_bias
 
 RULE = GateRule(n_experts=8, top_k=2)
 

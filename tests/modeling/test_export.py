@@ -10,52 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from openai import OpenAI
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 
-from laya.modeling import LayaConfig, LayaForCausalLM
 from laya.modeling.export import _SAMPLE, export_gguf, export_mixtral, main
 from laya.modeling.gguf_file import write_gguf
 from laya.modeling.parity import prompts_of
 from laya.quantization.llama_api import Evaluator, check_layout
 from tests.conftest import RunningServer
-
-VOCAB = 400
-
-
-def small(**kwargs: object) -> LayaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_local_experts": 4,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": True,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "initializer_range": 0.1,
-    }
-    return LayaForCausalLM(LayaConfig(**sizes | kwargs)).eval()
+from tests.modeling.small_model import small, write_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    tokenizer.train_from_iterator([_SAMPLE.read_text()], trainer)
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    tokenizer.save(str(path))
-    return path
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
 
 
 @pytest.fixture(scope="module")
