@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from laya.modeling import pretokenizer
 from laya.modeling.model import LayaForCausalLM
 from laya.modeling.router import LayaRouter
 
 ARCHITECTURE = "llama"
 TYPES = {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16}
 _FILE_TYPES = {"f32": gguf.LlamaFileType.ALL_F32, "f16": gguf.LlamaFileType.MOSTLY_F16}
-_PRETOKENIZERS = {"ByteLevel": "gpt-2"}
 _NORMAL, _CONTROL, _UNUSED = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL, gguf.TokenType.UNUSED
 
 
@@ -113,31 +113,44 @@ def _put_settings(writer: gguf.GGUFWriter, model: LayaForCausalLM, kind: str, na
 
 
 def _put_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: Any) -> None:
-    steps = tokenizer.get("pre_tokenizer") or {}
-    pre = _PRETOKENIZERS.get(steps.get("type", ""))
-    if tokenizer["model"].get("type") != "BPE" or pre is None or not steps.get("use_regex", True):
+    pre = pretokenizer.name_of(tokenizer.get("pre_tokenizer"))
+    if tokenizer["model"].get("type") != "BPE" or pre is None:
         raise ValueError(
-            "tokenizer.json is not a byte-level BPE that splits as GPT-2's does: llama.cpp would split otherwise"
+            f"tokenizer.json is no byte-level BPE that splits as {' or '.join(pretokenizer.STEPS)} does, without a "
+            "space before the text: llama.cpp would split otherwise"
         )
-    if steps.get("add_prefix_space"):
-        raise ValueError("tokenizer.json adds a space before a text, which llama.cpp's GPT-2 splitting does not")
     added = {entry["id"]: entry for entry in tokenizer.get("added_tokens", [])}
     words = {number: word for word, number in tokenizer["model"]["vocab"].items()}
     words |= {number: entry["content"] for number, entry in added.items()}
     tokens, kinds = [], []
     for number in range(config.vocab_size):
         tokens.append(words.get(number, f"[unused{number}]"))
-        kinds.append(_UNUSED if number not in words else _CONTROL if number in added else _NORMAL)
+        kinds.append(_UNUSED if number not in words else _kind_of_added(added[number]) if number in added else _NORMAL)
     merges = tokenizer["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    for add, number in ((writer.add_bos_token_id, config.bos_token_id), (writer.add_eos_token_id, config.eos_token_id)):
+    for add, number in (
+        (writer.add_bos_token_id, config.bos_token_id),
+        (writer.add_eos_token_id, config.eos_token_id),
+        (writer.add_pad_token_id, config.pad_token_id),
+    ):
         if number is not None:
             add(number if isinstance(number, int) else number[0])
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(_begins_with_bos(tokenizer))
+
+
+def _kind_of_added(entry: dict[str, Any]) -> gguf.TokenType:
+    return _CONTROL if entry.get("special", True) else gguf.TokenType.USER_DEFINED
+
+
+def _begins_with_bos(tokenizer: dict[str, Any]) -> bool:
+    """Whether the template of a single text puts a token before it."""
+    processor = tokenizer.get("post_processor") or {}
+    steps = processor.get("processors", [processor])
+    return any("SpecialToken" in step["single"][0] for step in steps if step.get("type") == "TemplateProcessing")
 
 
 def _tensors(model: LayaForCausalLM) -> list[tuple[str, Tensor]]:
