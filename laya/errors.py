@@ -197,6 +197,12 @@ class InsufficientMemory(LayaError):
         )
 
 
+class InsufficientDisk(LayaError):
+    """A file that the disk has no room for. Carries need_bytes and available_bytes."""
+
+    code, type, http_status, exit_code = "insufficient_disk", "invalid_request_error", 422, 3
+
+
 class QueueFull(LayaError):
     code, type, http_status = "queue_full", "rate_limit_error", 429
 

@@ -46,6 +46,7 @@ VERBS = {
     "bench": Verb("bench", "bench", takes_flags=True, is_more=True, has_own_help=True),
     "experts": Verb("experts", "experts", is_more=True),
     "export": Verb("lab", "export", takes_flags=True, is_more=True, has_own_help=True),
+    "quantize": Verb("quantize", "quantize", is_more=True),
     "key": Verb("key", "key_app", is_more=True, is_group=True),
     "config": Verb("config", "config_app", is_more=True, is_group=True),
     "engines": Verb("engines", "engines_app", is_more=True, is_group=True),

@@ -47,6 +47,10 @@ class Library:
         """Where a model of this id lives; the ':' of `qwen3-8b:q4_k_m` is no character for a folder name."""
         return self.models_path / quote(model_id, safe="")
 
+    def work_path(self, model_id: str) -> Path:
+        """Where what is to become a model of this id is made."""
+        return self.partial_path / self.folder(model_id).name
+
     def manifests(self) -> Iterator[Manifest]:
         """Every pulled model, by id. A folder without a readable manifest is no model and is passed over."""
         folders = sorted(self.models_path.iterdir()) if self.models_path.is_dir() else []

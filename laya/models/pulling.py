@@ -7,11 +7,8 @@ Knows no protocol (the sources do) and no memory (the caller's `before_download`
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -23,6 +20,7 @@ from laya.models.files import check_gguf, is_utf8, model_at, shard_paths
 from laya.models.library import Library, model_id_of, now_utc
 from laya.models.manifest import Manifest, StoredFile
 from laya.models.sources import FetchedFile, Probe, Progress, Source, is_source, parse_source
+from laya.models.work_folder import work_folder
 from laya.types import GIB, MIB, ModelFile
 
 FreeBytes = Callable[[Path], int]
@@ -86,7 +84,7 @@ def pull(
     probe = _pinned(source.probe(), sha256 or (asked.entry.sha256 if asked.entry else None))
     wanted_id = named or model_id_of(probe.suggested_id)
     _check_name_free(library, wanted_id, asked.source)
-    with _work_folder(library, wanted_id) as folder:
+    with work_folder(library.work_path(wanted_id), wanted_id) as folder:
         if present := _present(library, asked.source, wanted_id):
             return present  # by a pull that ended while we asked
         # 4. room for it, and a yes
@@ -236,40 +234,8 @@ def _link(
         pulled_at=now_utc(),
         linked=source,
     )
-    with _work_folder(library, wanted_id) as folder:
+    with work_folder(library.work_path(wanted_id), wanted_id) as folder:
         return library.commit(folder, manifest)
-
-
-@contextmanager
-def _work_folder(library: Library, model_id: str) -> Iterator[Path]:
-    """The folder of a pull under way, locked against a second pull of the same model; gone again when empty."""
-    folder = library.partial_path / library.folder(model_id).name
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder, os.O_RDONLY)
-        except OSError as error:
-            raise DownloadError(f"{folder}: cannot be written ({error.strerror}).") from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the pull before us may have renamed the folder away between our two looks at it
-            if not _is_open_folder(descriptor, folder):
-                continue
-            try:
-                yield folder
-            finally:
-                if _is_open_folder(descriptor, folder) and not any(folder.iterdir()):
-                    folder.rmdir()
-            return
-        except BlockingIOError:
-            raise DownloadError(f"{model_id} is being pulled by another process.") from None
-        finally:
-            os.close(descriptor)
-
-
-def _is_open_folder(descriptor: int, folder: Path) -> bool:
-    """Whether `folder` is still the folder that is open here."""
-    return folder.is_dir() and os.path.samestat(os.fstat(descriptor), folder.stat())
 
 
 def size_text(size: int) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 import laya
-from laya.memory import size_text
+from laya.models import size_text
 from laya.quantization.ggml_api import ggml_version
 from laya.quantization.job import Job
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from laya.errors import BadModelFile, ConfigError
-from laya.memory import size_text
 from laya.memory.ggml import GgmlType
 from laya.memory.gguf import GgufHeader, read_header
+from laya.models import size_text
 from laya.models.files import shard_paths
 from laya.quantization.ggml_api import QUANTIZATION_VERSION, GgufOutput, can_read
 from laya.quantization.imatrix import ImportanceMatrix

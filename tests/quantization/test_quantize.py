@@ -74,7 +74,8 @@ def test_each_tensor_gets_the_type_that_llama_cpp_gives_it(name: str, models: di
     ("name", "kind"),
     [
         ("dense256", "q3_k_m"), ("dense256", "q4_k_m"), ("dense576", "q5_k_m"),
-        ("dense576", "q8_0"), ("moe8", "q4_k_m"), ("moe8", "q4_0"), ("moe8", "q2_k"), ("moe4", "q6_k"), ("moe4", "bf16"),
+        ("dense576", "q8_0"),
+        ("moe8", "q4_k_m"), ("moe8", "q4_0"), ("moe8", "q2_k"), ("moe4", "q6_k"), ("moe4", "bf16"),
     ],
 )  # fmt: skip
 def test_every_byte_is_llama_cpps(name: str, kind: str, models: dict[str, Path], tmp_path: Path) -> None:

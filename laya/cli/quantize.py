@@ -1,0 +1,174 @@
+"""Owns: `laya quantize`: what is asked, how far it is, and what was made. The work is laya.quantization's."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from laya.cli.client import ServerClient
+from laya.cli.output import shown
+from laya.config import Config, load_config
+from laya.errors import ConfigError, LayaError, NoServer
+from laya.memory import Budget, Machine
+from laya.models import Library, resolve, size_text
+from laya.quantization.calibration import CALIBRATION_TOKENS
+from laya.quantization.card import kept_lines
+from laya.quantization.job import Job
+from laya.quantization.kinds import FILE_KINDS, file_kind, tensor_type
+from laya.quantization.make import Asked, Made, make
+
+_CALIBRATION_NEEDS = ("numpy", "gguf")
+_EXPORT_NEEDS = ("torch", "transformers", "safetensors", "gguf")
+Flag = typer.Option
+
+
+def quantize(
+    model: Annotated[str, typer.Argument(help="A GGUF model, best in F16 or F32, or a Laya model's folder.")],
+    to: Annotated[str, Flag("--to", help=f"{' '.join(FILE_KINDS)}.")],
+    out: Annotated[Path | None, Flag("--out", help="A file in place of the store of models.")] = None,
+    name: Annotated[str | None, Flag("--name", help="The id in the store; default MODEL:TYPE.")] = None,
+    calibration: Annotated[
+        str | None, Flag("--calibration", help="A text, or `python`: weigh what the model uses on it.")
+    ] = None,
+    calibration_tokens: Annotated[
+        int, Flag("--calibration-tokens", min=512, help="The most tokens of it.")
+    ] = CALIBRATION_TOKENS,
+    imatrix: Annotated[Path | None, Flag("--imatrix", help="An importance matrix of llama.cpp's.")] = None,
+    embeddings: Annotated[str | None, Flag("--embeddings", help="The type of the token embeddings.")] = None,
+    head: Annotated[str | None, Flag("--head", help="The type of the output matrix.")] = None,
+    requantize: Annotated[bool, Flag("--requantize", help="Also a model that is quantized already.")] = False,
+    threads: Annotated[int | None, Flag("--threads", min=1, help="Default: all that engines may use.")] = None,
+    as_json: Annotated[bool, Flag("--json", help="Print JSON.")] = False,
+    config_file: Annotated[Path | None, Flag("--config", help="Default: ./config.yaml if there is one.")] = None,
+) -> None:
+    """Make a smaller variant of a model: llama.cpp's own types, routers and norms untouched, planned first."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    kind, _ = file_kind(to)
+    types = tensor_type("--embeddings", embeddings), tensor_type("--head", head)
+    if out is not None and name is not None:
+        raise ConfigError("--name is of the store; with --out the file's name is its name.", param="name")
+    if calibration is not None and imatrix is not None:
+        raise ConfigError("--imatrix is what --calibration computes: give one of them.", param="imatrix")
+    config = load_config(config_file, os.environ)
+    found = resolve(model, models_dir=Path(config.models_dir))
+    if calibration is not None:
+        _check_python("--calibration", _CALIBRATION_NEEDS)
+    if found.format != "gguf":
+        _check_python("A Hugging Face folder", _EXPORT_NEEDS)
+    budget = _budget(config, console)
+    asked = Asked(
+        model=found,
+        kind=kind,
+        embeddings=types[0],
+        head=types[1],
+        requantizes=requantize,
+        imatrix=imatrix,
+        calibration=calibration,
+        calibration_tokens=calibration_tokens,
+        out=out.expanduser() if out else None,
+        name=name,
+        n_threads=threads or Machine().cores(),
+    )
+    with _watcher(console, budget) as watcher:
+        made = make(asked, Library(), budget, watcher)
+    for warning in made.card.warnings:
+        console.print(f"[yellow]note:[/] {shown(warning)}")
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(made)))
+    else:
+        _show(Console(highlight=False, soft_wrap=True), made)
+
+
+def _check_python(what: str, needed: tuple[str, ...]) -> None:
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"{what} needs {', '.join(missing)}, which this Python does not have: pip install 'laya-llm[torch]'"
+        )
+
+
+def _budget(config: Config, console: Console) -> Budget:
+    """What is free here now; where a server of Laya's runs here, no more than its ledger has not given away."""
+    budget = Machine().budget(config.memory.budget)
+    client = None
+    try:
+        client = ServerClient()
+        memory: dict[str, Any] = client.get("/admin/state", timeout_s=5.0)["memory"]
+        free = max(0, int(memory["budget_bytes"]) - int(memory["reserved_bytes"]))
+    except NoServer:
+        return budget
+    except (LayaError, KeyError, TypeError, ValueError) as error:
+        console.print(f"[dim]{shown(f'The ledger of the server here was not asked: {error}')}[/]")
+        return budget
+    finally:
+        if client is not None:
+            client.close()
+    if free >= budget.bytes:
+        return budget
+    return msgspec.structs.replace(budget, bytes=free, limit=f"the ledger of {client.url}")
+
+
+class _Watcher:
+    """A bar for each stage; what is planned is said before the first byte is written."""
+
+    def __init__(self, console: Console, bars: Progress, budget: Budget) -> None:
+        self._console, self._bars, self._budget = console, bars, budget
+        self._task: Any = None
+
+    def stage(self, text: str) -> None:
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(text, total=None)
+        self._bars.start()
+
+    def progress(self, done: int, total: int) -> None:
+        self._bars.update(self._task, completed=done, total=total)
+
+    def planned(self, job: Job, peak_bytes: int) -> None:
+        self._console.print(
+            f"{shown(job.name)}, {job.source_type}: {size_text(job.source_bytes)} -> {job.kind}: "
+            f"{size_text(job.file_bytes)} on disk, {job.bits_per_weight:.2f} bits a weight; "
+            f"takes {size_text(peak_bytes)} of {size_text(self._budget.bytes)} of memory"
+        )
+
+
+@contextmanager
+def _watcher(console: Console, budget: Budget) -> Iterator[_Watcher]:
+    columns = (TextColumn(" {task.description}"), BarColumn(), TimeRemainingColumn())
+    bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    try:
+        yield _Watcher(console, bars, budget)
+    finally:
+        bars.stop()
+
+
+def _show(console: Console, made: Made) -> None:
+    card = made.card
+    console.print(f"[bold]{shown(made.id or card.file)}[/]   {card.kind}, {size_text(card.file_bytes)}")
+    types = ",  ".join(f"{kind} {of['count']} ({size_text(of['bytes'])})" for kind, of in card.types.items())
+    share = card.quantized_share_of_f16
+    of_f16 = f"{share:.3f}, the quantized tensors; {card.bits_per_weight:.2f} bits a weight" if share else None
+    memory = f"{size_text(made.peak_bytes)} of memory ({size_text(made.planned_peak_bytes)} planned)"
+    lines = {
+        "file": made.path,
+        "sha256": card.sha256,
+        "tensors": types,
+        "of F16": of_f16,
+        "kept": ",  ".join(kept_lines(card.kept)),
+        "took": f"{made.seconds:.1f} s, {memory}",
+    }
+    for title, text in lines.items():
+        if text:
+            console.print(f" [dim]{title:9}[/] {shown(text)}")
+    if made.id:
+        console.print(f" [dim]{'serve':9}[/] laya serve {shown(made.id)}")
