@@ -68,6 +68,7 @@ class BothWays:
         laya = Side(name="laya", host="127.0.0.1", port=said["port"], key=said["key"], model=self.model)
         self.sides = {"bare": Side(name="bare", headers=headers, **bare), "laya": laya}
         self.engine_counter: str | None = None
+        self.pid: int | None = None  # of its Laya
         self._more = {"ignore_eos": True} if ignores_eos else {}
         self._dice = random.Random(1)
         self._first = ""  # word of the chat before: another one, so that the engine has nothing of this chat's own
@@ -178,8 +179,9 @@ async def both_ways(
         if not line:
             raise EngineFailed(f"'{model}' did not get ready; it is said above why.")
         ways = BothWays(json.loads(line), ignores_eos=ignores_eos)
+        ways.pid = child.pid
         if nice is not None:
-            _set_priority(nice, child.pid)
+            set_priority(nice, child.pid)
         yield ways
     finally:
         child.terminate()
@@ -187,7 +189,7 @@ async def both_ways(
         child.stdout.close()
 
 
-def _set_priority(nice: int, pid: int) -> None:
+def set_priority(nice: int, pid: int) -> None:
     """Of every thread of a process, of all below it, and of this process; of their sessions too, where Linux groups
     processes by those."""
     for process in (psutil.Process(), *psutil.Process(pid).children(recursive=True), psutil.Process(pid)):

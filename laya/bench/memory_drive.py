@@ -58,6 +58,7 @@ class Speed(msgspec.Struct, kw_only=True):
 class Driven(msgspec.Struct, kw_only=True):
     """What one engine came to hold, in bytes, and how fast it was."""
 
+    load_s: float  # from the start of the child until it was ready
     peak_bytes: int  # VmHWM at the end
     loaded_bytes: int  # VmHWM when it was ready
     deep_bytes: int  # after one sequence was full
@@ -75,7 +76,9 @@ async def drive(model: Path, plan: Plan) -> Driven:
     args: dict[str, Any] = {"verbosity": VERBOSITY} | ({"pooling_type": "mean"} if settings.task == "embed" else {})
     log = EngineLog()
     engine = EngineProcess(EngineSettings(model_id="bench", path=model, planned=settings, args=args), log)
+    start_s = time.monotonic()
     address = await engine.start()
+    load_s = time.monotonic() - start_s
     try:
         lines = log.run_lines()
         async with _client(address) as client:
@@ -87,6 +90,7 @@ async def drive(model: Path, plan: Plan) -> Driven:
             else:
                 await load.chat()
         return Driven(
+            load_s=round(load_s, 3),
             peak_bytes=_peak(engine),
             loaded_bytes=loaded,
             deep_bytes=load.deep_bytes,

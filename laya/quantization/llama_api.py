@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array
 import ctypes
-import importlib.util
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from laya.errors import EngineFailed
+from laya.memory.ggml import kv_cache_type
+from laya.quantization.library import bound, last_logged
 
 _P, _I32, _I64, _BOOL = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_bool
 F32, F16, I32 = 0, 1, 26
@@ -24,7 +25,6 @@ _N_CTX, _FLASH_ATTN, _CB_EVAL, _TYPE_K = 0, 52, 88, 104  # of llama_context_para
 _TENSOR_NE, _TENSOR_NB = 16, 48  # of ggml_tensor
 _EXPERT_IDS = b"ffn_moe_topk-"
 _ON_EVAL = ctypes.CFUNCTYPE(_BOOL, _P, _BOOL, _P)
-_ON_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, _P)
 
 
 class _Params(ctypes.Structure):
@@ -50,13 +50,15 @@ class _Batch(ctypes.Structure):
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_backend_init": (None, ()),
-    "llama_log_set": (None, (_ON_LOG, _P)),
     "llama_model_default_params": (_Params, ()),
     "llama_context_default_params": (_Params, ()),
     "llama_model_load_from_file": (_P, (ctypes.c_char_p, _Params)),
     "llama_model_free": (None, (_P,)),
     "llama_model_get_vocab": (_P, (_P,)),
+    "llama_model_n_ctx_train": (_I32, (_P,)),
     "llama_vocab_n_tokens": (_I32, (_P,)),
+    "llama_vocab_get_add_bos": (_BOOL, (_P,)),
+    "llama_vocab_bos": (_I32, (_P,)),
     "llama_tokenize": (_I32, (_P, ctypes.c_char_p, _I32, ctypes.POINTER(_I32), _I32, _BOOL, _BOOL)),
     "llama_init_from_model": (_P, (_P, _Params)),
     "llama_set_n_threads": (None, (_P, _I32, _I32)),
@@ -75,20 +77,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 @cache
 def functions() -> dict[str, Callable[..., Any]]:
     """Name -> function. Raises EngineFailed where the wheel does not export one, or its structs lie otherwise."""
-    spec = importlib.util.find_spec("xllamacpp")
-    found = sorted(Path(spec.origin).parent.glob("*.so")) if spec and spec.origin else []
-    if not found:
-        raise EngineFailed("The built-in engine is not installed: no model file can be evaluated.")
-    library = ctypes.CDLL(str(found[0]))
-    table: dict[str, Callable[..., Any]] = {}
-    for name, (result, arguments) in _SIGNATURES.items():
-        try:
-            function = getattr(library, name)
-        except AttributeError:
-            raise EngineFailed(f"This build of the engine does not export {name}: it cannot evaluate.") from None
-        function.restype, function.argtypes = result, arguments
-        table[name] = function
+    table = bound(_SIGNATURES)
     check_layout(bytes(table["llama_context_default_params"]()))
+    table["llama_backend_init"]()
     return table
 
 
@@ -110,34 +101,47 @@ class Evaluator:
     """A model file and one sequence of `n_ctx` tokens, computed anew for each list of tokens."""
 
     def __init__(
-        self, path: Path, *, n_ctx: int, n_threads: int, exact: bool = False, collects_experts: bool = False
+        self,
+        path: Path,
+        *,
+        n_ctx: int,
+        n_threads: int,
+        exact: bool = False,
+        collects_experts: bool = False,
+        kv_cache_dtype: str | None = None,
     ) -> None:
         """exact: keys and values in 32 bits and no flash attention, to be compared with another implementation.
 
+        kv_cache_dtype: of the KV cache, with flash attention, which a quantized one needs; None = the engine's own.
         Raises EngineFailed where the file cannot be loaded; the last line of the engine's log says why.
         """
         self._api = api = functions()
-        self._log: list[str] = []
-        self._on_log = _ON_LOG(lambda _level, text, _data: self._log.append(text.decode(errors="replace")))
-        api["llama_log_set"](self._on_log, None)
-        api["llama_backend_init"]()
         self._model = api["llama_model_load_from_file"](str(path).encode(), api["llama_model_default_params"]())
         if not self._model:
-            raise EngineFailed(f"{path} cannot be loaded: {''.join(self._log).strip().rpartition(chr(10))[2]}")
-        self.n_vocab: int = api["llama_vocab_n_tokens"](api["llama_model_get_vocab"](self._model))
+            raise EngineFailed(f"{path} cannot be loaded: {last_logged()}")
+        vocab = api["llama_model_get_vocab"](self._model)
+        self.n_vocab: int = api["llama_vocab_n_tokens"](vocab)
+        self.n_ctx_train: int = api["llama_model_n_ctx_train"](self._model)
+        self.first_token: int | None = (
+            api["llama_vocab_bos"](vocab) if api["llama_vocab_get_add_bos"](vocab) else None
+        )  # with which the model wants each text to begin
         self.n_ctx = n_ctx
         params = api["llama_context_default_params"]()
         params.put("<3I", _N_CTX, n_ctx, n_ctx, min(n_ctx, 512))
         if exact:
             params.put("<i", _FLASH_ATTN, 0)
             params.put("<2i", _TYPE_K, F32, F32)
+        elif kv_cache_dtype is not None:
+            kind = kv_cache_type(kv_cache_dtype).id
+            params.put("<i", _FLASH_ATTN, 1)
+            params.put("<2i", _TYPE_K, kind, kind)
         self._experts: dict[int, list[list[int]]] = {}
         self._on_eval = _ON_EVAL(self._see_tensor)
         if collects_experts:
             params.put("<Q", _CB_EVAL, ctypes.cast(self._on_eval, _P).value or 0)
         self._context = api["llama_init_from_model"](self._model, params)
         if not self._context:
-            raise EngineFailed(f"{path} cannot be run: {''.join(self._log).strip().rpartition(chr(10))[2]}")
+            raise EngineFailed(f"{path} cannot be run: {last_logged()}")
         api["llama_set_n_threads"](self._context, n_threads, n_threads)
 
     def close(self) -> None:
