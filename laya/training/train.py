@@ -1,0 +1,230 @@
+"""Owns: `laya train`: a recipe's model, trained on this machine's processor, in a folder that training resumes from.
+
+Every step's batch depends on the seed and the step alone, so a run that was killed goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from platformdirs import user_cache_path
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from laya.modeling.config import LayaConfig
+from laya.modeling.model import LayaForCausalLM
+from laya.training import recipe as recipes
+from laya.training.held_out import HeldOut, measure
+from laya.training.recipe import Recipe, Schedule
+from laya.training.run_folder import RunFolder
+from laya.training.tokens import Corpus, prepare
+
+_QUICK_TOKENS = 8192  # of held-out text, while it trains
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """loss: the language model's, nats a token; aux_loss: the router's, weighed, on top of it."""
+
+    step: int
+    loss: float
+    aux_loss: float
+    learning_rate: float
+
+
+def new_model(recipe: Recipe) -> LayaForCausalLM:
+    """Weights drawn from the recipe's seed."""
+    told = msgspec.structs.asdict(recipe.model)
+    projection_size = told.pop("router_projection_size")
+    rope_theta = told.pop("rope_theta")
+    torch.manual_seed(recipe.seed)
+    config = LayaConfig(
+        **told,
+        head_dim=recipe.model.hidden_size // recipe.model.num_attention_heads,
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        router_options={"projection_size": projection_size},
+        router_aux_loss_coef=recipe.train.router_aux_loss_coef,
+        router_z_loss_coef=recipe.train.router_z_loss_coef,
+    )
+    return LayaForCausalLM(config)
+
+
+def learning_rate(schedule: Schedule, step: int) -> float:
+    """Of this step, counted from 0."""
+    if step < schedule.warmup_steps:
+        return schedule.learning_rate * (step + 1) / schedule.warmup_steps
+    done = (step - schedule.warmup_steps) / max(1, schedule.steps - schedule.warmup_steps)
+    return schedule.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done))))
+
+
+def batch(corpus: Corpus, recipe: Recipe, step: int) -> Tensor:
+    """[sequences_per_step, sequence_tokens]: windows from anywhere in the topics' texts, the topics in turn."""
+    schedule = recipe.train
+    generator = np.random.default_rng([recipe.seed, step])
+    rows = []
+    for row in range(schedule.sequences_per_step):
+        tokens = corpus.tokens(corpus.topics[(step * schedule.sequences_per_step + row) % len(corpus.topics)], "train")
+        if len(tokens) < schedule.sequence_tokens:
+            raise ValueError(f"a topic has {len(tokens)} tokens, fewer than sequence_tokens {schedule.sequence_tokens}")
+        start = int(generator.integers(0, len(tokens) - schedule.sequence_tokens + 1))
+        rows.append(tokens[start : start + schedule.sequence_tokens].astype(np.int64))
+    return torch.from_numpy(np.stack(rows))
+
+
+def _optimizer(model: LayaForCausalLM, schedule: Schedule) -> torch.optim.AdamW:
+    """Vectors (norms) are not decayed."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=schedule.learning_rate, betas=(0.9, 0.95), fused=True)
+
+
+def train(recipe: Recipe, corpus: Corpus, folder: RunFolder, progress: Progress) -> HeldOut:
+    """From the last checkpoint, if there is one, to the end. Gives what the finished model is worth on held-out text.
+
+    Raises KeyboardInterrupt after SIGINT, when the step is whole and kept.
+    """
+    schedule = recipe.train
+    model = new_model(recipe).train()
+    optimizer = _optimizer(model, schedule)
+    first = folder.restore(model, optimizer)
+    bar = progress.add_task(recipe.name, total=schedule.steps, completed=first, loss="")
+    with _asked_to_stop() as is_asked:
+        for step in range(first, schedule.steps):
+            done = _step(model, optimizer, batch(corpus, recipe, step), recipe, step)
+            folder.log(done)
+            progress.update(bar, completed=step + 1, loss=f"loss {done.loss:.3f}")
+            is_last = step + 1 == schedule.steps
+            if (step + 1) % schedule.held_out_steps == 0 and not is_last:
+                folder.log(_held_out(model, corpus, schedule, step + 1, _QUICK_TOKENS))
+            if (step + 1) % schedule.checkpoint_steps == 0 or is_last or is_asked():
+                folder.keep(model, optimizer, step + 1)
+            if is_asked() and not is_last:
+                raise KeyboardInterrupt
+    last = _held_out(model, corpus, schedule, schedule.steps, schedule.held_out_tokens)
+    folder.log(last)
+    folder.finish(model, recipe, corpus, last)
+    return last
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """The first SIGINT is noted only: an optimizer stopped inside a step is in between. The second one ends."""
+    asked: list[int] = []
+
+    def note(number: int, _frame: Any) -> None:
+        asked.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _step(model: LayaForCausalLM, optimizer: Any, ids: Tensor, recipe: Recipe, step: int) -> Step:
+    rate = learning_rate(recipe.train, step)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    torch.manual_seed(recipe.seed * 1_000_003 + step)  # what a router's jitter draws
+    outputs = model(input_ids=ids, labels=ids, use_cache=False)
+    outputs.loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.train.max_grad_norm)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    aux_loss = 0.0 if outputs.aux_loss is None else float(outputs.aux_loss.detach())
+    return Step(step=step + 1, loss=float(outputs.loss.detach()) - aux_loss, aux_loss=aux_loss, learning_rate=rate)
+
+
+def _held_out(model: LayaForCausalLM, corpus: Corpus, schedule: Schedule, step: int, most_tokens: int) -> HeldOut:
+    tokens = min(most_tokens, schedule.held_out_tokens)
+    return measure(model, corpus, step=step, sequence_tokens=schedule.sequence_tokens, most_tokens=tokens)
+
+
+def _chosen(args: argparse.Namespace) -> Recipe:
+    recipe = recipes.load(args.recipe)
+    if args.tokens is not None:
+        recipe = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, tokens=args.tokens))
+    if args.seed is not None:
+        recipe = msgspec.structs.replace(recipe, seed=args.seed)
+    if args.dense:
+        recipe = recipe.dense_twin()
+    if args.no_balance:
+        recipe = recipe.without_balance()
+    return recipe
+
+
+def _say(result: HeldOut, folder: Path, seconds: float) -> None:
+    print(f"{folder / 'model'}: {result.loss:.3f} nats a token of {result.tokens} held-out ones, {seconds:.0f} s")
+    for topic, loss in result.topic_loss.items():
+        print(f"  {topic:<10} {loss:.3f}")
+    for index, layer in enumerate(result.layers):
+        shares = " ".join(f"{share:5.1%}" for share in layer.share)
+        print(f"  layer {index}  {shares}   MaxVio {layer.max_vio:.3f}, dead {layer.n_dead}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="laya train", description="Train a recipe's model on this processor.")
+    parser.add_argument("recipe", nargs="?", default="laya-nano", help="a YAML file, or a built-in recipe's name")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the run's folder; if training was begun there, it goes on"
+    )
+    parser.add_argument("--tokens", type=int, help="train on so many instead of the recipe's")
+    parser.add_argument("--seed", type=int)
+    twins = parser.add_mutually_exclusive_group()
+    twins.add_argument("--dense", action="store_true", help="its dense twin: the same active size, nothing to choose")
+    twins.add_argument(
+        "--no-balance", action="store_true", help="without the router's losses, to see what they prevent"
+    )
+    parser.add_argument("--threads", type=int, help="default: torch's; a run that is resumed keeps its own")
+    parser.add_argument("--cache", type=Path, default=user_cache_path("laya") / "training", help="packages and tokens")
+    parser.add_argument("--json", action="store_true", help="print only the JSON line")
+    args = parser.parse_args(argv)
+    console = Console(stderr=True)
+    began = time.monotonic()
+    try:
+        recipe = _chosen(args)
+        folder = RunFolder.open(args.out, recipe, args.threads)
+        torch.set_num_threads(folder.n_threads)
+        corpus = prepare(recipe, args.cache, lambda line: None if args.json else console.print(f" {line}", style="dim"))
+        columns = (
+            TextColumn(" {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+        )
+        with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+            result = train(recipe, corpus, folder, progress)
+    except (ValueError, OSError) as error:
+        print(f"laya train: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"laya train: interrupted; the same command goes on from {args.out}", file=sys.stderr)
+        return 130
+    seconds = time.monotonic() - began
+    if not args.json:
+        _say(result, args.out, seconds)
+    told = msgspec.to_builtins(result)
+    print(json.dumps({"trained": os.fspath(args.out / "model"), "seconds": round(seconds, 1), **told}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

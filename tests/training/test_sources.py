@@ -1,0 +1,125 @@
+"""A recipe's documents: forms, cuts, what is held out, and what is wrong with a recipe said by name."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+
+from laya.training import recipe as recipes
+from laya.training.recipe import HeldOut, Recipe, Schedule, Source
+from laya.training.sources import Document, fetch, is_held_out
+
+
+def _documents(folder: Path, tmp_path: Path, **source: object) -> list[Document]:
+    """With a second file of the topic that is always held out, as a topic needs both."""
+    (folder / "zz-held.txt").write_text("held out")
+    told = {"topic": "t", "package": f"folder:{folder}", "licence": "own", "files": ["*"]} | source
+    recipe = Recipe(
+        name="r", sources=[Source(**told)], train=Schedule(tokens=1), held_out=HeldOut(share=0.0, files=["*zz-held*"])
+    )
+    documents, _ = fetch(recipe, tmp_path / "cache", lambda line: None)
+    return [document for document in documents if not document.is_held_out]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "texts"
+    path.mkdir()
+    return path
+
+
+def test_html_is_what_a_reader_sees(folder: Path, tmp_path: Path) -> None:
+    (folder / "a.html").write_text(
+        "<html><head><title>no</title></head><body><script>no()</script><h1>Head</h1><p>one &amp; two<p>three</body>"
+    )
+    (only,) = _documents(folder, tmp_path, form="html", files=["*.html", "zz*"])
+    assert only.text == "Head\n\none & two\nthree"
+
+
+def test_gzip_and_what_is_removed(folder: Path, tmp_path: Path) -> None:
+    (folder / "a.dz").write_bytes(gzip.compress(b"see {this} entry"))
+    (folder / "zz-held.txt.dz").write_bytes(gzip.compress(b"held out"))
+    (only,) = _documents(folder, tmp_path, form="gzip", files=["*.dz"], remove="[{}]")
+    assert only.text == "see this entry"
+
+
+def _r_vector(*lines: str) -> bytes:
+    raw = b"X\n" + struct.pack(">IIII", 3, 0x040201, 0x030500, 5) + b"UTF-8" + struct.pack(">II", 16, len(lines))
+    for line in lines:
+        raw += struct.pack(">Ii", 0x00040009, len(line.encode())) + line.encode()
+    return struct.pack(">I", len(raw)) + zlib.compress(raw)
+
+
+def test_the_strings_of_an_r_data_base(folder: Path, tmp_path: Path) -> None:
+    (folder / "a.rdb").write_bytes(_r_vector("first line", "", "é") + _r_vector("another"))
+    (folder / "zz-held.txt.rdb").write_bytes(_r_vector("held"))
+    found = _documents(folder, tmp_path, form="rdb", files=["*.rdb"])
+    assert [one.text for one in found] == ["first line\n\né", "another"]
+    assert found[0].name.endswith("a.rdb/0") and found[1].name.endswith("a.rdb/1")
+
+
+def test_long_documents_are_cut_between_paragraphs(folder: Path, tmp_path: Path) -> None:
+    paragraphs = [f"paragraph {number} " + "x" * 80 for number in range(10)]
+    (folder / "a.txt").write_text("\n\n".join(paragraphs))
+    found = _documents(folder, tmp_path, split_bytes=250)
+    assert len(found) > 2 and "\n\n".join(one.text for one in found) == "\n\n".join(paragraphs)
+    assert len({one.name for one in found}) == len(found)
+
+
+def test_most_bytes_and_excluded_names(folder: Path, tmp_path: Path) -> None:
+    for name in "abcd":
+        (folder / f"{name}.txt").write_text(name * 100)
+    (folder / "0-zz-held.txt").write_text("held out")
+    found = _documents(folder, tmp_path, exclude=["*/b.txt"], max_bytes=150)
+    assert [one.text[0] for one in found] == ["a", "c"]
+
+
+def test_what_is_held_out_depends_on_the_name_alone() -> None:
+    names = [f"package/file-{number}" for number in range(4000)]
+    held = [name for name in names if is_held_out(name, HeldOut(share=0.05))]
+    assert 140 < len(held) < 260
+    assert held == [name for name in reversed(names) if is_held_out(name, HeldOut(share=0.05))][::-1]
+    assert is_held_out("p/data/Rdata.rdb/2#7", HeldOut(share=0.0, files=["*/data/Rdata.rdb/2*"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"package": "git:x"}, "expected debian:NAME"),
+        ({"package": "folder:/nowhere/at/all"}, "there is no such folder"),
+        ({"files": ["*.none"]}, r"no file of it matches \*\.none"),
+        ({"exclude": ["*zz-held*"]}, "nothing is held out"),
+    ],
+)
+def test_what_is_wrong_is_said(folder: Path, tmp_path: Path, change: dict[str, object], says: str) -> None:
+    (folder / "a.txt").write_text("text")
+    with pytest.raises((ValueError, OSError), match=says):
+        _documents(folder, tmp_path, **change)
+
+
+def test_a_recipe_is_known_by_name_or_file(tmp_path: Path) -> None:
+    assert recipes.load("laya-nano").model.num_local_experts == 8
+    with pytest.raises(FileNotFoundError, match="did you mean laya-nano"):
+        recipes.load("laya-nan")
+    bad = tmp_path / "bad.yaml"
+    for text, says in (
+        ("name: [", "is not YAML"),
+        ("name: x\ntrain: {tokens: 5}\nsources: []\n", "sources is empty"),
+        ("name: x\ntrain: {tokens: 0}\nsources: []\n", r"tokens is 0; expected 1 or more"),
+        ("name: x\ntrain: {tokens: 5, lr: 3}\nsources: []\n", "unknown field `lr`"),
+    ):
+        bad.write_text(text)
+        with pytest.raises(ValueError, match=says):
+            recipes.load(str(bad))
+
+
+def test_the_dense_twin_has_the_same_active_size() -> None:
+    recipe = recipes.load("laya-nano")
+    twin = recipe.dense_twin()
+    assert twin.model.intermediate_size == recipe.model.num_experts_per_tok * recipe.model.intermediate_size
+    assert twin.model.num_local_experts == twin.model.num_experts_per_tok == 1
+    assert twin.data_key == recipe.data_key == recipe.without_balance().data_key
