@@ -2,6 +2,9 @@
 // who calls (laya/modeling/kernels/cpu.py). Decides nothing.
 #include "bind_gate.hpp"
 
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
 #include <cstdint>
 #include <stdexcept>
 
@@ -51,6 +54,16 @@ class Gate {
         call();
     }
 
+    // One token's results in one block: logits, weights, ids. Fewer addresses to hand over, which is what such a call costs.
+    void run_one(std::uintptr_t x, bool is_bfloat16, std::uintptr_t weight, std::size_t hidden, std::uintptr_t logit_bias,
+                 std::uintptr_t choice_bias, std::uintptr_t expert_scale, std::uintptr_t block) const {
+        float* logits = floats(block);
+        float* weights = logits + rule_.n_experts;
+        laya::gate(with(logit_bias, choice_bias, expert_scale), reinterpret_cast<const void*>(x),
+                   is_bfloat16 ? laya::GateInput::BFLOAT16 : laya::GateInput::FLOAT32, floats(weight), 1, hidden, 1, logits,
+                   weights, reinterpret_cast<std::int32_t*>(weights + rule_.top_k));
+    }
+
     void select(std::uintptr_t logits, std::size_t n_tokens, std::uintptr_t choice_bias, std::uintptr_t expert_scale,
                 std::uintptr_t weights, std::uintptr_t ids) const {
         laya::gate_select(with(0, choice_bias, expert_scale), floats(logits), n_tokens, floats(weights),
@@ -81,6 +94,10 @@ void bind_gate(nb::module_& module) {
              "n_groups"_a, "n_top_groups"_a, "group_score"_a)
         .def("run", &Gate::run, "x"_a, "is_bfloat16"_a, "weight"_a, "n_tokens"_a, "hidden"_a, "logit_bias"_a,
              "choice_bias"_a, "expert_scale"_a, "logits"_a, "weights"_a, "ids"_a, "n_threads"_a)
+        .def("run_one", &Gate::run_one, "x"_a, "is_bfloat16"_a, "weight"_a, "hidden"_a, "logit_bias"_a, "choice_bias"_a,
+             "expert_scale"_a, "block"_a)
         .def("select", &Gate::select, "logits"_a, "n_tokens"_a, "choice_bias"_a, "expert_scale"_a, "weights"_a, "ids"_a);
     module.def("gate_instructions", &laya::gate_instructions);
+    module.def("gate_instructions_here", &laya::gate_instructions_here);
+    module.def("use_gate_instructions", &laya::use_gate_instructions, "name"_a);
 }

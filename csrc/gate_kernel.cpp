@@ -1,9 +1,12 @@
 #include "gate_kernel.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <functional>
+#include <stdexcept>
+#include <string>
 
 #include "gate_threads.hpp"
 
@@ -16,8 +19,8 @@ namespace laya {
 namespace {
 
 constexpr std::size_t EXPERTS_A_TILE = 4;
-constexpr std::size_t EXPERTS_OF_ONE_TOKEN = 8;  // nothing is used twice but x: more rows at once hide the wait for them
 constexpr std::size_t HIDDEN_A_STEP = 2048;  // of eight experts 64 KiB: stays in the second-level cache while tokens pass
+constexpr std::size_t HIDDEN_OF_ONE_TOKEN = 1024;  // nothing is used twice but x: so much of it stays in the first-level cache
 constexpr std::size_t TOKENS_A_CHUNK = 12;  // a multiple of every tile's tokens; what a thread takes at a time
 constexpr std::size_t PRODUCTS_A_THREAD = 1 << 20;  // below this, waking another one costs more than it brings
 
@@ -104,10 +107,9 @@ template <std::size_t LANES, std::size_t TOKENS, typename In>
 LAYA_INLINE void add_experts(const Problem& problem, const In* x, std::size_t from, std::size_t to, float* logits) {
     const std::size_t hidden = problem.hidden;
     const std::size_t n_experts = problem.n_experts;
-    constexpr std::size_t EXPERTS = TOKENS == 1 ? EXPERTS_OF_ONE_TOKEN : EXPERTS_A_TILE;
     std::size_t expert = 0;
-    for (; expert + EXPERTS <= n_experts; expert += EXPERTS) {
-        add_tile<LANES, TOKENS, EXPERTS>(x, problem.weight + expert * hidden, hidden, from, to, logits + expert,
+    for (; expert + EXPERTS_A_TILE <= n_experts; expert += EXPERTS_A_TILE) {
+        add_tile<LANES, TOKENS, EXPERTS_A_TILE>(x, problem.weight + expert * hidden, hidden, from, to, logits + expert,
                                                 n_experts);
     }
     for (; expert < n_experts; ++expert) {
@@ -119,8 +121,9 @@ template <std::size_t LANES, std::size_t TOKENS, typename In>
 LAYA_INLINE void add_chunk(const Problem& problem, std::size_t first, std::size_t last) {
     const In* x = static_cast<const In*>(problem.x);
     std::fill(problem.logits + first * problem.n_experts, problem.logits + last * problem.n_experts, 0.0F);
-    for (std::size_t from = 0; from < problem.hidden; from += HIDDEN_A_STEP) {
-        const std::size_t to = std::min(problem.hidden, from + HIDDEN_A_STEP);
+    const std::size_t step = last - first == 1 ? HIDDEN_OF_ONE_TOKEN : HIDDEN_A_STEP;
+    for (std::size_t from = 0; from < problem.hidden; from += step) {
+        const std::size_t to = std::min(problem.hidden, from + step);
         std::size_t token = first;
         for (; token + TOKENS <= last; token += TOKENS) {
             add_experts<LANES, TOKENS>(problem, x + token * problem.hidden, from, to,
@@ -162,35 +165,60 @@ struct Implementation {
     void (*logits)(const Problem&, std::size_t, std::size_t);
 };
 
-Implementation best_here() {
+// Those that this processor has, the best first.
+std::vector<Implementation> found_here() {
+    std::vector<Implementation> found;
 #if defined(__x86_64__)
+    __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq")) {
-        return {"avx512", logits_avx512};
+        found.push_back({"avx512", logits_avx512});
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        return {"avx2", logits_avx2};
+        found.push_back({"avx2", logits_avx2});
     }
 #endif
-    return {"baseline", logits_baseline};
+    found.push_back({"baseline", logits_baseline});
+    return found;
 }
 
-const Implementation& implementation() {
-    static const Implementation best = best_here();
-    return best;
+const std::vector<Implementation>& implementations() {
+    static const std::vector<Implementation> here = found_here();
+    return here;
 }
+
+std::atomic<const Implementation*> in_use{&implementations().front()};
 
 }  // namespace
 
-const char* gate_instructions() noexcept { return implementation().name; }
+const char* gate_instructions() noexcept { return in_use.load()->name; }
+
+std::vector<const char*> gate_instructions_here() {
+    std::vector<const char*> names;
+    for (const Implementation& each : implementations()) {
+        names.push_back(each.name);
+    }
+    return names;
+}
+
+void use_gate_instructions(std::string_view name) {
+    for (const Implementation& each : implementations()) {
+        if (each.name == name) {
+            in_use.store(&each);
+            return;
+        }
+    }
+    throw std::invalid_argument("this processor has no such instructions: " + std::string(name));
+}
 
 void gate(const GateRule& rule, const void* x, GateInput input, const float* weight, std::size_t n_tokens,
           std::size_t hidden, std::size_t n_threads, float* logits, float* weights, std::int32_t* ids) {
     const Problem problem{x, input, weight, n_tokens, rule.n_experts, hidden, logits};
+    const Implementation& implementation = *in_use.load(std::memory_order_relaxed);
     const auto chunk = [&](std::size_t index) {
         const std::size_t first = index * TOKENS_A_CHUNK;
         const std::size_t last = std::min(n_tokens, first + TOKENS_A_CHUNK);
-        implementation().logits(problem, first, last);
+        implementation.logits(problem, first, last);
         if (rule.logit_bias != nullptr) {
             for (std::size_t token = first; token < last; ++token) {
                 for (std::size_t expert = 0; expert < rule.n_experts; ++expert) {

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
+#include <vector>
 
 namespace laya {
 
@@ -37,7 +39,13 @@ void gate_select(const GateRule& rule, const float* logits, std::size_t n_tokens
 void gate(const GateRule& rule, const void* x, GateInput input, const float* weight, std::size_t n_tokens,
           std::size_t hidden, std::size_t n_threads, float* logits, float* weights, std::int32_t* ids);
 
-// Of this processor: "avx512", "avx2" or "baseline".
+// What logits are computed with: "avx512", "avx2" or "baseline", the best that this processor has.
 const char* gate_instructions() noexcept;
+
+// All that it has, the best first.
+std::vector<const char*> gate_instructions_here();
+
+// Another one of them from here on, for whoever calls: to test and to compare. Throws std::invalid_argument.
+void use_gate_instructions(std::string_view name);
 
 }  // namespace laya

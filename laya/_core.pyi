@@ -191,8 +191,21 @@ class Gate:
         ids: int,
         n_threads: int,
     ) -> None: ...
+    def run_one(
+        self,
+        x: int,
+        is_bfloat16: bool,
+        weight: int,
+        hidden: int,
+        logit_bias: int,
+        choice_bias: int,
+        expert_scale: int,
+        block: int,
+    ) -> None: ...
     def select(
         self, logits: int, n_tokens: int, choice_bias: int, expert_scale: int, weights: int, ids: int
     ) -> None: ...
 
 def gate_instructions() -> str: ...
+def gate_instructions_here() -> list[str]: ...
+def use_gate_instructions(name: str) -> None: ...

@@ -134,7 +134,8 @@ class LayaRouter(ExpertRouter):
             raise ValueError(
                 f"hidden states are {hidden_states.shape[-1]} wide; this router takes hidden_size {self.hidden_size}"
             )
-        x = hidden_states.reshape(-1, self.hidden_size)
+        is_flat = hidden_states.dim() == 2
+        x = hidden_states if is_flat else hidden_states.reshape(-1, self.hidden_size)
         if self.training and self.rule.jitter > 0:
             x = x.float() * torch.empty_like(x, dtype=torch.float32).uniform_(
                 1 - self.rule.jitter, 1 + self.rule.jitter
@@ -143,6 +144,8 @@ class LayaRouter(ExpertRouter):
             x = functional.rms_norm(x.float(), (self.hidden_size,), eps=self.norm_eps)
             x = x * self.input_scale.float() * self.hidden_size**-0.5
         logits, weights, ids = self._route(x)
+        if is_flat:
+            return RouterOutput(logits, weights, ids)
         leading = hidden_states.shape[:-1]
         return RouterOutput(logits.view(*leading, -1), weights.view(*leading, -1), ids.view(*leading, -1))
 
@@ -150,6 +153,8 @@ class LayaRouter(ExpertRouter):
         wants_gradient = torch.is_grad_enabled() and (
             x.requires_grad or any(p.requires_grad for p in self.parameters())
         )
+        if wants_gradient:
+            self._folded = None  # an optimizer that is fused changes weights without their version telling it
         if not wants_gradient:
             if torch.compiler.is_compiling():
                 if cpu.AVAILABLE and x.device.type == "cpu":

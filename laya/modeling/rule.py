@@ -19,7 +19,7 @@ ScoreFunc = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 GroupScore = Literal["max", "sum_top2"]
 
 
-class GateRule(msgspec.Struct, frozen=True, kw_only=True):
+class GateRule(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One family's convention. Raises ValueError where it cannot be followed."""
 
     n_experts: int

@@ -16,6 +16,8 @@ from laya.modeling.selection import select
 N_TOKENS = 37  # no multiple of what a thread takes at a time
 EXPERTS = (2, 3, 8, 17, 64, 160, 512)
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
+if cpu.AVAILABLE:
+    from laya._core import gate_instructions, gate_instructions_here, use_gate_instructions
 pytestmark = pytest.mark.skipif(not cpu.AVAILABLE, reason="NOT RUN: no native core here")
 
 
@@ -121,3 +123,34 @@ def test_op_is_right_by_torchs_own_checks() -> None:
     rule = GateRule(n_experts=8, top_k=2)
     for got, wanted in zip(cpu.gate_op(x, weight, rule), cpu.gate_rows(x, weight, rule), strict=True):
         assert torch.equal(got, wanted)
+
+
+def test_results_of_one_token_are_its_callers_own() -> None:
+    """More of them than are made at a time, held while others are made."""
+    rule, weight = GateRule(n_experts=8, top_k=2), torch.randn(8, 64)
+    x = torch.randn(150, 1, 64)
+    with torch.inference_mode():
+        held = [cpu.gate_rows(token, weight, rule) for token in x]
+    logits, weights, ids = (torch.cat(parts) for parts in zip(*held, strict=True))
+    torch.testing.assert_close(logits, x[:, 0] @ weight.T)
+    equal((weights, ids), select(logits, rule))
+    scale = torch.ones(1, requires_grad=True)
+    (cpu.gate_rows(x[0], weight, rule)[1] * scale).sum().backward()
+    assert scale.grad == pytest.approx(1.0)
+
+
+def test_every_kind_of_instructions_gives_the_same_choice() -> None:
+    x, weight, rule = torch.randn(20, 300), torch.randn(8, 300), GateRule(n_experts=8, top_k=2)
+    best = gate_instructions()
+    assert gate_instructions_here()[0] == best and gate_instructions_here()[-1] == "baseline"
+    try:
+        for name in gate_instructions_here():
+            use_gate_instructions(name)
+            assert gate_instructions() == name
+            logits, weights, ids = cpu.gate_rows(x, weight, rule)
+            torch.testing.assert_close(logits, x @ weight.T, rtol=0, atol=1e-4)
+            equal((weights, ids), select(logits, rule))
+    finally:
+        use_gate_instructions(best)
+    with pytest.raises(ValueError, match="no such instructions: sse9"):
+        use_gate_instructions("sse9")

@@ -22,40 +22,37 @@ except ImportError:
 AVAILABLE = Gate is not None
 _SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
 _GROUP_SCORES = ("max", "sum_top2")
-_INPUTS = (torch.float32, torch.bfloat16)
-
-
-_Rows = tuple[Tensor, Tensor, Tensor, int, int, int]
+_BFLOAT16 = torch.bfloat16
+_INPUTS = (torch.float32, _BFLOAT16)
+_is_inference = torch.is_inference_mode_enabled
+_Outputs = tuple[Tensor, Tensor, Tensor]
 
 
 class _FreshRows:
-    """Results of one token, made many at a time: making three tensors takes longer than choosing the experts."""
+    """Results of one token, made many at a time: making three tensors takes as long as choosing the experts."""
 
     N_AT_A_TIME = 64
 
     def __init__(self, n_experts: int, top_k: int) -> None:
         self._sizes = (n_experts, top_k)
-        self._left: list[_Rows] = []
+        self.left: list[tuple[_Outputs, int]] = []
 
-    def take(self) -> _Rows:
-        """(logits, weights, ids, and where each is): of nobody else, now or later."""
-        while True:
-            try:
-                return self._left.pop()
-            except IndexError:  # another thread may take what is made here
-                self._left += self._make()
-
-    def _make(self) -> list[_Rows]:
+    def make(self) -> tuple[_Outputs, int]:
+        """((logits, weights, ids), where they begin): of nobody else, now or later. More are `left`."""
         n_experts, top_k = self._sizes
-        logits = torch.empty(self.N_AT_A_TIME, 1, n_experts, dtype=torch.float32)
-        weights = torch.empty(self.N_AT_A_TIME, 1, top_k, dtype=torch.float32)
-        ids = torch.empty(self.N_AT_A_TIME, 1, top_k, dtype=torch.int32)
-        rows = (tensor.unbind(0) for tensor in (logits, weights, ids))
-        addresses = (
-            range(tensor.data_ptr(), tensor.data_ptr() + self.N_AT_A_TIME * step, step)
-            for tensor, step in ((logits, 4 * n_experts), (weights, 4 * top_k), (ids, 4 * top_k))
+        width = n_experts + 2 * top_k
+        block = torch.empty(self.N_AT_A_TIME, width, dtype=torch.float32)
+        parts = (
+            block[:, :n_experts],
+            block[:, n_experts : n_experts + top_k],
+            block.view(torch.int32)[:, n_experts + top_k :],
         )
-        return list(zip(*rows, *addresses, strict=True))
+        # "unsafe": they are no views of a block that somebody could write to
+        rows = zip(*(part.unsafe_split_with_sizes([1] * self.N_AT_A_TIME) for part in parts), strict=True)
+        first = block.data_ptr()
+        made = list(zip(rows, range(first, first + block.nbytes, 4 * width), strict=True))
+        self.left += made[1:]
+        return made[0]
 
 
 def _scalars(rule: GateRule) -> tuple[int, int, bool, bool, float, float, int, int, int]:
@@ -75,21 +72,20 @@ def _scalars(rule: GateRule) -> tuple[int, int, bool, bool, float, float, int, i
 
 class _NativeGate:
     """The core's gate for one rule. Results of one token are kept ready, for inference mode apart: what is made in it
-    stays a tensor of it."""
+    stays a tensor of it, and is made sooner."""
 
     def __init__(self, rule: GateRule) -> None:
         gate = Gate(rule.n_experts, *_scalars(rule))
-        self.run, self.select = gate.run, gate.select
-        fresh = [_FreshRows(rule.n_experts, rule.top_k) for _ in range(2)]
-        self.take_fresh, self.take_fresh_in_inference = (rows.take for rows in fresh)
+        self.run, self.run_one, self.select = gate.run, gate.run_one, gate.select
+        self.fresh, self.fresh_in_inference = (_FreshRows(rule.n_experts, rule.top_k) for _ in range(2))
 
 
-@lru_cache(maxsize=256)
+_gates: dict[GateRule, _NativeGate] = {}
+atexit.register(_gates.clear)  # before the interpreter looks for what was left behind
+
+
 def _native(rule: GateRule) -> _NativeGate:
-    return _NativeGate(rule)
-
-
-atexit.register(_native.cache_clear)  # before the interpreter looks for what was left behind
+    return _gates.setdefault(rule, _NativeGate(rule))
 
 
 def can_take(x: Tensor, weight: Tensor) -> bool:
@@ -117,28 +113,43 @@ def gate_rows(
     x: float32 or bfloat16; weight: [n_experts, hidden] float32; the vectors: [n_experts] float32. All
     contiguous, on the CPU (`can_take`). No gradient.
     """
+    native = _gates.get(rule) or _native(rule)
     n_tokens, hidden = x.shape
-    native = _native(rule)
+    logit_bias_at = 0 if logit_bias is None else logit_bias.data_ptr()
+    choice_bias_at = 0 if choice_bias is None else choice_bias.data_ptr()
+    scale_at = 0 if expert_scale is None else expert_scale.data_ptr()
     if n_tokens == 1:
-        take = native.take_fresh_in_inference if torch.is_inference_mode_enabled() else native.take_fresh
-        logits, weights, ids, logits_at, weights_at, ids_at = take()
-    else:
-        logits = torch.empty(n_tokens, rule.n_experts, dtype=torch.float32)
-        weights = torch.empty(n_tokens, rule.top_k, dtype=torch.float32)
-        ids = torch.empty(n_tokens, rule.top_k, dtype=torch.int32)
-        logits_at, weights_at, ids_at = logits.data_ptr(), weights.data_ptr(), ids.data_ptr()
+        fresh = native.fresh_in_inference if _is_inference() else native.fresh
+        try:
+            outputs, block = fresh.left.pop()
+        except IndexError:
+            outputs, block = fresh.make()
+        native.run_one(
+            x.data_ptr(),
+            x.dtype is _BFLOAT16,
+            weight.data_ptr(),
+            hidden,
+            logit_bias_at,
+            choice_bias_at,
+            scale_at,
+            block,
+        )
+        return outputs
+    logits = torch.empty(n_tokens, rule.n_experts, dtype=torch.float32)
+    weights = torch.empty(n_tokens, rule.top_k, dtype=torch.float32)
+    ids = torch.empty(n_tokens, rule.top_k, dtype=torch.int32)
     native.run(
         x.data_ptr(),
-        x.dtype is torch.bfloat16,
+        x.dtype is _BFLOAT16,
         weight.data_ptr(),
         n_tokens,
         hidden,
-        0 if logit_bias is None else logit_bias.data_ptr(),
-        0 if choice_bias is None else choice_bias.data_ptr(),
-        0 if expert_scale is None else expert_scale.data_ptr(),
-        logits_at,
-        weights_at,
-        ids_at,
+        logit_bias_at,
+        choice_bias_at,
+        scale_at,
+        logits.data_ptr(),
+        weights.data_ptr(),
+        ids.data_ptr(),
         torch.get_num_threads(),
     )
     return logits, weights, ids
