@@ -6,6 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 NATIVE := CMakeLists.txt $(wildcard csrc/*)
 MODEL  ?= smollm2
 ARGS   ?=
+WORKERS ?= 0
 SDK_JS := build/sdk_js
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile what it imports
 
@@ -21,8 +22,8 @@ serve: setup     ## fetch the default model if it is not here and serve it (MODE
 	@$(BIN)/laya pull $(MODEL)
 	@exec $(BIN)/laya serve $(MODEL) $(ARGS)
 
-test: $(VENV)/.laya-dev browser sdk-js   ## all tests: real engine, real sockets, official SDKs
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.laya-dev browser sdk-js   ## all tests: real engine, real sockets, official SDKs (WORKERS=2: two files at a time)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 browser:         ## Chromium for the tests of the page: Debian's package, where this is root
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq > /dev/null && DEBIAN_FRONTEND=noninteractive \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +26,7 @@ from laya.models import pull, resolve
 ROOT = Path(__file__).parent.parent
 READY_S = 120.0
 PROGRAM = (sys.executable, "-m", "laya.cli")
+SHARE_SERVERS = ("/any_engine", "/cluster")  # folders whose files use the same ones
 EMBEDDING = """
 version: 1
 n_threads: 1
@@ -91,12 +93,45 @@ class RunningServer:
         return self._process.returncode
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Beside others (`-n`), files with engines, which take longest, begin."""
+    if hasattr(config, "workerinput"):
+        with_engine = {item.path for item in items if item.get_closest_marker("engine")}
+        items.sort(key=lambda item: item.path not in with_engine)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, with files that use the same servers in one process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByServers(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid))
+            folder = file.rpartition("/")[0]
+            return folder if folder.endswith(SHARE_SERVERS) else file
+
+    return ByServers(config, log)
+
+
 @pytest.fixture(scope="session")
 def laya_home() -> Path:
-    """A store with the default model in it, kept between runs; `laya pull` fills it once."""
-    home = Path(os.environ.get("LAYA_TEST_HOME") or ROOT / "build" / "test-home")
-    home.mkdir(parents=True, exist_ok=True)
-    pull("smollm2", home=home)
+    """A store with the default model in it, kept between runs; `laya pull` fills it once.
+
+    Tests that run beside others (`-n`) have keys, learned rates and usage of their own: only the models are shared.
+    """
+    shared = Path(os.environ.get("LAYA_TEST_HOME") or ROOT / "build" / "test-home")
+    shared.mkdir(parents=True, exist_ok=True)
+    with open(shared / ".pulling", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        pull("smollm2", home=shared)
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        return shared
+    home = shared / worker
+    home.mkdir(exist_ok=True)
+    with suppress(FileExistsError):
+        (home / "models").symlink_to(shared / "models")
     return home
 
 
