@@ -208,6 +208,7 @@ def in_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worlds plan for themselves, and read no file."""
     monkeypatch.setattr("laya.gateway.corrections.key_of", lambda settings, path: ("engine", "1", path.name[:1]))
     monkeypatch.setattr("laya.gateway.loading.MEASURED_BACK_S", 0.2)
+    monkeypatch.setattr("laya.engines.builds.version", lambda package: "1")  # else looked for at each load
 
 
 def plans_of(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
