@@ -96,7 +96,8 @@ class Ceiling:
         if not self.is_watched or self._pid is None or self._hit is not None:
             return None
         reading = read_family(self._pid)
-        held_bytes = reading.resident_bytes if reading is not None else 0
+        # as the kernel would: files that are mapped, such as a checkpoint while it is read, are dropped first
+        held_bytes = reading.anonymous_bytes + reading.shared_bytes if reading is not None else 0
         if held_bytes <= self.limit_bytes:
             return None
         self._hit = LimitHit(limit_bytes=self.limit_bytes, peak_bytes=held_bytes, by_kernel=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from laya.engines.command import free_port
 from laya.engines.held_memory import MemoryReading, read_family
 from laya.engines.launcher import Launcher
@@ -14,9 +16,10 @@ from laya.engines.probe import until_healthy, until_it_answers
 from laya.engines.vllm import HOST, VllmEngineSettings, command, environment
 from laya.engines.vllm_words import fault_of_load, is_port_taken, percent_of, why
 from laya.errors import BadModelFile
-from laya.types import EngineAddress
+from laya.types import MIB, EngineAddress
 
 HEALTH = "/health"
+LIBRARY_BYTES = 256 * MIB  # that it maps; what is more is its checkpoint, which it has copied and the kernel drops
 
 
 class VllmLauncher(Launcher):
@@ -94,4 +97,8 @@ class VllmLauncher(Launcher):
         return is_port_taken(log.run_lines())
 
     def measure(self, pid: int) -> MemoryReading | None:
-        return read_family(pid)
+        reading = read_family(pid)
+        if reading is None or self._settings.gpu_share is not None:
+            return reading
+        held = reading.resident_bytes - max(0, reading.file_bytes - LIBRARY_BYTES)
+        return msgspec.structs.replace(reading, peak_bytes=held, resident_bytes=held)

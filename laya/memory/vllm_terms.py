@@ -23,8 +23,12 @@ CONTEXT_BYTES = 460 * MIB  # CUDA context and libraries, which vLLM does not cou
 NON_TORCH_BYTES = 512 * MIB  # cuBLAS, kernels' own workspaces
 PARALLEL_BYTES = GIB  # NCCL and the buffers of all-reduce, where GPUs work together
 PROCESS_BYTES, WORKER_BYTES = 2 * GIB, 3 * GIB // 2  # host memory: server and engine, and each GPU's worker
-# The same of the CPU build, as measured: libraries mostly, and for a moment a process that looks at the model's class.
-CPU_PROCESS_BYTES, CPU_WORKER_BYTES = 1792 * MIB, 768 * MIB
+# The same of the CPU build, as measured (docs/memory.md): server and engine with the libraries that all map, and each
+# worker before it has a model.
+CPU_PROCESS_BYTES, CPU_WORKER_BYTES = 1072 * MIB, 440 * MIB
+CPU_ACTIVATION_COPIES = 5.2  # of a batch at its widest point: results of several steps, and what the allocator keeps
+CPU_OUTPUT_COPIES = 2.5  # of the output matrix: packed for the processor beside what was read, and on the way to it
+CPU_COMPILED_BYTES, CPU_COMPILED_LAYER_BYTES = 160 * MIB, 2 * MIB  # a C++ compiler at work, and what it made
 
 
 def gpu_terms(found: HfFacts, settings: VllmSettings, max_num_seqs: int, max_model_len: int) -> list[dict[str, int]]:
@@ -43,9 +47,16 @@ def gpu_terms(found: HfFacts, settings: VllmSettings, max_num_seqs: int, max_mod
 
 def cpu_terms(found: HfFacts, settings: VllmSettings, max_num_seqs: int, max_model_len: int) -> list[dict[str, int]]:
     """Term -> bytes of each worker of the CPU build, one entry a pipeline stage, without the KV cache."""
+    stages = stage_layers(found.shape.n_layer, settings.pipeline_parallel_size)
+    output = (found.weights.output_bytes or found.weights.embedding_bytes) // settings.tensor_parallel_size
     return [
-        {name: terms[name] for name in ("weights", "compute")}
-        for terms in gpu_terms(found, settings, max_num_seqs, max_model_len)
+        {
+            "weights": weights_on_gpu(found, settings, stage),
+            "compute": cpu_activations(found, settings, max_num_seqs, max_model_len)
+            + (round(CPU_OUTPUT_COPIES * output) if stage.stop == found.shape.n_layer else 0),
+            "graphs": 0 if settings.enforce_eager else CPU_COMPILED_BYTES + len(stage) * CPU_COMPILED_LAYER_BYTES,
+        }
+        for stage in stages
     ]
 
 
@@ -82,12 +93,21 @@ def _repeated_heads(found: HfFacts, share: int, stage: range) -> int:
 
 def activations(found: HfFacts, settings: VllmSettings, max_num_seqs: int, max_model_len: int) -> int:
     """The peak of vLLM's profile run: the widest layer over a full batch, or the sampler over all sequences."""
+    return _peak(found, settings, max_num_seqs, max_model_len, batch_copies=ACTIVATION_MARGIN)
+
+
+def cpu_activations(found: HfFacts, settings: VllmSettings, max_num_seqs: int, max_model_len: int) -> int:
+    """The same of the CPU build, which keeps more of a batch."""
+    return _peak(found, settings, max_num_seqs, max_model_len, batch_copies=CPU_ACTIVATION_COPIES)
+
+
+def _peak(found: HfFacts, settings: VllmSettings, max_num_seqs: int, max_model_len: int, *, batch_copies: float) -> int:
     shape, share = found.shape, settings.tensor_parallel_size
-    batch = settings.max_num_batched_tokens * 2 * _widest(found, share)
+    batch = round(batch_copies * settings.max_num_batched_tokens * 2 * _widest(found, share))
     sampler = max_num_seqs * (1 + settings.n_speculative_tokens) * shape.n_vocab * SAMPLER_BYTES
     patches = max(settings.max_num_batched_tokens, ENCODER_TOKENS) * ENCODER_PATCHES
     encoder = patches * (found.encoder_width + found.encoder_width // share)  # half of it is shared out
-    peak = round(ACTIVATION_MARGIN * max(batch, sampler, encoder))
+    peak = max(batch, round(ACTIVATION_MARGIN * max(sampler, encoder)))
     return peak + _latent_workspace(found, share, max_num_seqs, max_model_len)
 
 

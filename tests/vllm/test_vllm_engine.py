@@ -146,8 +146,8 @@ def test_memory_is_within_the_plan(vllm_server: RunningServer, model: str) -> No
     ask(vllm_server, model)
     ledger: Any = vllm_server.state()["ledger"]
     owner = ledger["cpu"]["owners"][model]
-    # half: what such engines were once over by stays promised
-    assert 0.5 * owner["promised"] <= owner["measured"] <= 1.05 * owner["promised"], owner
+    # its KV cache is resident from the start; a full batch, which these tests never ask for, is what may be missing
+    assert 0.9 * owner["promised"] <= owner["measured"] <= owner["promised"], owner
 
 
 @pytest.mark.parametrize(
