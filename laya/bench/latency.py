@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from laya.bench.both_ways import BothWays, Turn, both_ways, order, paired, samples
+from laya.bench.both_ways import BothWays, Turn, both_ways, mean_ms, order, paired
 from laya.bench.concurrency import LAYER, common, count, serve_words, told
 from laya.bench.hardware import hardware
 from laya.bench.prefix import WORDS
@@ -87,17 +87,6 @@ async def n_vocabulary(ways: BothWays) -> int | None:
     data = json.loads(body).get("data") if status == 200 else None
     found = data[0].get("meta") if data else None
     return found.get("n_vocab") if isinstance(found, dict) else None
-
-
-def mean_ms(before: str, after: str, name: str) -> float | None:
-    """The mean of what a histogram of Laya's counted in between; None where it counted nothing."""
-
-    def rise(part: str) -> float:
-        then, now = (sum(value for _, value in samples(text, f"{name}_{part}")) for text in (before, after))
-        return now - then
-
-    total, count = rise("sum"), rise("count")
-    return 1000 * total / count if count else None
 
 
 def engine_times(turns: list[Turn], before: str, after: str) -> tuple[float | None, float | None, str]:

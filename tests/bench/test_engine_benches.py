@@ -69,7 +69,7 @@ def test_concurrency_reports_both_ways_and_the_cache(home: Path, capsys: pytest.
     assert [row["sessions"] for row in engine["rows"]] == [1, 2]
     for row in engine["rows"]:
         assert row["tokens_per_s"]["bare"] > 0 < row["tokens_per_s"]["laya"]
-        assert row["answer_tokens"] == 6
+        assert row["answer_tokens"] == 6 and row["verdict"] == "holds" and row["laya_before_engine_ms"] > 0
         assert max(promised for _, _, promised in row["kv_use"]) > 0
     assert set(engine["rows"][1]["over_one_session"]) == {"bare", "laya"}
 
@@ -122,6 +122,14 @@ def test_pairs_are_compared_pair_by_pair() -> None:
     assert (found.median, found.bare, found.laya) == (1.0, 50.0, 51.0)
     assert found.quartiles == pytest.approx((0.995, 1.01))
     assert paired({"bare": [1.0], "laya": [3.0]}, is_ratio=False).quartiles == (2.0, 2.0)
+
+
+def test_an_interval_says_what_it_settles() -> None:
+    pairs = [0.97 + 0.002 * number for number in range(16)]
+    low, high = paired({"bare": [1.0] * 16, "laya": pairs}, is_ratio=True).interval
+    assert pairs[0] < low < 0.985 < high < pairs[-1]
+    assert paired({"bare": [1.0] * 400, "laya": pairs * 25}, is_ratio=True).interval > (low, 0)  # more pairs, narrower
+    assert [concurrency.verdict((low, high), at_least) for at_least in (0.9, 0.985, 1.1)] == ["holds", "open", "fails"]
 
 
 def test_metrics_and_bars() -> None:
