@@ -21,11 +21,10 @@ import numpy as np
 
 from laya.engines.child_start import die_with_parent
 from laya.errors import EngineFailed, LayaError
-from laya.quantization.imatrix import CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, SUMS
+from laya.quantization.imatrix import CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, SUMS, WINDOW_TOKENS
 from laya.quantization.library import bound
 from laya.quantization.llama_api import F32, I32, Evaluator
 
-WINDOW_TOKENS = 512
 _OP, _SRC, _DATA, _NAME = 80, 152, 248, 256  # of ggml_tensor; 16 and 48: ne and nb
 _P = ctypes.c_void_p
 
@@ -73,8 +72,8 @@ class Calibrator(Evaluator):
             batch.n_tokens = len(tokens)
             for index, token in enumerate(tokens):
                 batch.token[index], batch.pos[index] = token, index
-                batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
-                batch.logits[index] = index == len(tokens) - 1
+                # logits of all, though none is read: the last layer leaves out tokens without
+                batch.n_seq_id[index], batch.seq_id[index][0], batch.logits[index] = 1, 0, 1
             code = api["llama_decode"](self._context, batch)
         finally:
             api["llama_batch_free"](batch)

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import msgspec
 
 from laya.errors import ConfigError, EngineFailed, nearest
-from laya.memory import Budget, plan_file
+from laya.memory import Budget, plan_file, read_facts
 from laya.memory.engine_facts import built_in_engine
 from laya.quantization.card import ImatrixCard
-from laya.quantization.imatrix import ImportanceMatrix, unseen_experts
+from laya.quantization.imatrix import WINDOW_TOKENS, ImportanceMatrix, unseen_experts
 from laya.quantization.limits import check_memory
 from laya.quantization.quantize import sha256_of
 from laya.texts import set_names, sources_of
@@ -70,10 +70,11 @@ def calibrate(
 
     Raises InsufficientMemory before it begins, EngineFailed with what the process said.
     """
-    settings = AskedSettings(max_seq_len=512, max_num_seqs=1, n_threads=n_threads, gpu_layers=0)
-    engine = msgspec.structs.replace(built_in_engine(), n_batch=512)
+    settings = AskedSettings(max_seq_len=WINDOW_TOKENS, max_num_seqs=1, n_threads=n_threads, gpu_layers=0)
+    engine = msgspec.structs.replace(built_in_engine(), n_batch=WINDOW_TOKENS)
     plan = plan_file(source, settings, budget, model_id=name, engine=engine)
-    planned_bytes = plan.ram.total_bytes + _CALIBRATOR_BYTES
+    logits_bytes = 2 * 4 * WINDOW_TOKENS * read_facts(source).shape.n_vocab  # computed, and kept
+    planned_bytes = plan.ram.total_bytes + logits_bytes + _CALIBRATOR_BYTES
     check_memory(planned_bytes, budget, f"Calibrating '{name}'")
     own, faults = folder / "calibration.txt", folder / "calibration.log"
     own.write_bytes(text.raw)

@@ -18,6 +18,7 @@ from laya.errors import BadModelFile
 from laya.memory.gguf import GgufHeader, read_header
 
 MAGIC = b"GGUF"
+WINDOW_TOKENS = 512  # of a calibration text, read at once
 SUMS, COUNTS = ".in_sum2", ".counts"
 DATASETS, CHUNK_COUNT, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
 _MAX_ENTRIES, _MAX_NAME_BYTES, _MAX_VALUES = 100_000, 1024, 1 << 28
