@@ -28,10 +28,11 @@ from laya.gateway.idling import unload_idle
 from laya.gateway.kinds import kind_of
 from laya.gateway.load_events import LoadEvents
 from laya.gateway.loading import Loading
+from laya.gateway.node_accounts import account
 from laya.gateway.node_loss import NodeLoss
 from laya.gateway.outgrown import Outgrown
 from laya.gateway.peers import Peers
-from laya.gateway.placing import Placing, account
+from laya.gateway.placing import Placing
 from laya.gateway.pools import Pools
 from laya.gateway.relief import Relief
 from laya.gateway.replicas import Replicas

@@ -27,6 +27,7 @@ from laya.errors import BadModelFile, EngineFailed, InsufficientMemory, MemoryBu
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.kinds import kind_of
 from laya.gateway.loading import Loading
+from laya.gateway.node_accounts import account, cores_account, free_cores, gpus_for_one
 from laya.memory import Budget, budget_within, ceiling_bytes, plan_bytes_within, refusal, size_text
 from laya.types import ModelFile, Plan
 
@@ -99,6 +100,7 @@ class Placing:
             ledger = self._others.loading.ledger
             ledger.set_total(account(spot.node.name), spot.total_bytes)
             ledger.reserve(endpoint.name, account(spot.node.name), settings.ceiling_bytes, overdraw=not plan.fits)
+            ledger.reserve(endpoint.name, cores_account(spot.node.name), plan.settings.n_threads, overdraw=True)
             endpoint.node = spot.node.name
             return PlacedSettings(node=spot.node, engine=settings, n_gpus=len(plan.settings.gpus)), plan
 
@@ -199,7 +201,9 @@ class Placing:
             gpu_bytes=gpus_for_one(spot.survey.gpu_bytes, spot.node.free_gpus),
             is_elsewhere=True,
         )
-        return await self._others.loading.plan(endpoint, file, budget, n_threads=spot.survey.n_cores)
+        ledger = self._others.loading.ledger
+        n_threads = free_cores(ledger, endpoint.name, spot.node.name, spot.survey.n_cores)
+        return await self._others.loading.plan(endpoint, file, budget, n_threads=n_threads)
 
     async def _leaving(self, endpoint: Endpoint, file: ModelFile, spot: Spot) -> list[Endpoint]:
         """The fewest idle models of that node whose leaving makes it fit; none where that does not help."""
@@ -267,22 +271,6 @@ class Placing:
 
     def _held_bytes(self, endpoint: Endpoint) -> int:
         return self._others.loading.ledger.held_by(endpoint.name, account(endpoint.node or ""))
-
-
-def gpus_for_one(gpu_bytes: list[int], n_free: int) -> tuple[int, ...]:
-    """What an engine can count on, which Ray gives whole GPUs, and says which ones only then: as much of each as the
-    fullest of the emptiest has.
-
-    >>> gpus_for_one([500, 23000, 22000], 2)
-    (22000, 22000)
-    """
-    emptiest = sorted(gpu_bytes, reverse=True)[:n_free]
-    return (min(emptiest),) * len(emptiest) if emptiest else ()
-
-
-def account(node: str) -> str:
-    """The node's name in the ledger."""
-    return f"node/{node}"
 
 
 def _files_of(endpoint: Endpoint, file: ModelFile) -> dict[Path, WantedFile]:

@@ -14,7 +14,8 @@ from laya.config import load_config
 from laya.config.ray import address_fault
 from laya.engines.cluster import Cluster
 from laya.errors import ConfigError, EngineFailed, LayaError
-from laya.gateway.placing import gpus_for_one
+from laya.gateway.node_accounts import cores_account, free_cores, gpus_for_one
+from laya.memory import Ledger
 from laya.types import PlannedSettings
 from tests.engines.conftest import SMALL
 
@@ -80,6 +81,20 @@ def test_layers_go_to_the_gpus_that_ray_gave(make_planned: Callable[..., Planned
 def test_an_engine_counts_on_whole_gpus_that_are_free() -> None:
     assert gpus_for_one([500, 23000, 22000], 2) == (22000, 22000)
     assert gpus_for_one([23000], 0) == gpus_for_one([], 2) == ()
+
+
+def test_engines_of_a_node_share_its_cores() -> None:
+    ledger = Ledger()
+    given = []
+    for name in ("a", "b", "c"):
+        given.append(free_cores(ledger, name, "n1", 4))
+        assert free_cores(ledger, name, "n1", 4) == given[-1]  # asked again, as each plan of it does
+        ledger.reserve(name, cores_account("n1"), min(3, given[-1]), overdraw=True)
+    assert given == [4, 1, 1]
+    assert free_cores(ledger, "d", "n2", 8) == 8
+    ledger.release("a")
+    ledger.release("b")
+    assert free_cores(ledger, "d", "n1", 4) == 3
 
 
 @pytest.fixture
