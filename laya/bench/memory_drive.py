@@ -84,7 +84,7 @@ async def drive(model: Path, plan: Plan) -> Driven:
         async with _client(address) as client:
             await _check_settings(client, settings, lines, _maps(engine, model))
             loaded = _peak(engine)
-            load = _Load(client, settings, engine, log)
+            load = _Load(client, settings, engine, log, await _n_vocab(client))
             if settings.task == "embed":
                 await load.embed()
             else:
@@ -110,6 +110,11 @@ def _client(address: EngineAddress) -> httpx.AsyncClient:
         trust_env=False,
         limits=httpx.Limits(max_keepalive_connections=0),  # the engine closes them after a stream without saying so
     )
+
+
+async def _n_vocab(client: httpx.AsyncClient) -> int:
+    models = (await client.get("/v1/models")).raise_for_status().json()
+    return int(models["data"][0]["meta"]["n_vocab"])
 
 
 def _peak(engine: EngineProcess) -> int:
@@ -160,8 +165,9 @@ class _Load:
     """The requests of one drive."""
 
     def __init__(
-        self, client: httpx.AsyncClient, settings: PlannedSettings, engine: EngineProcess, log: EngineLog
+        self, client: httpx.AsyncClient, settings: PlannedSettings, engine: EngineProcess, log: EngineLog, n_vocab: int
     ) -> None:
+        self.n_vocab = n_vocab
         self.client, self.settings, self.engine, self.log = client, settings, engine, log
         self.clock = EngineClock(engine, settings.n_threads)
         self.deep_bytes = self.all_bytes = 0
@@ -195,7 +201,10 @@ class _Load:
         """The longest input, then one for every sequence at once."""
         n_tokens = self.settings.max_seq_len
         for numbers in ([0], range(1, self.settings.max_num_seqs + 1)):
-            asked = (self.client.post("/v1/embeddings", json={"input": [_tokens(each, n_tokens)]}) for each in numbers)
+            asked = (
+                self.client.post("/v1/embeddings", json={"input": [_tokens(each, n_tokens, self.n_vocab)]})
+                for each in numbers
+            )
             for response in await asyncio.gather(*asked):
                 _same("tokens", response.raise_for_status().json()["usage"]["prompt_tokens"], n_tokens)
             self.deep_bytes = self.deep_bytes or _peak(self.engine)
@@ -217,7 +226,7 @@ class _Load:
         as reading its prompt or computing it again where a model's window is longer, is in both continuations that are
         compared.
         """
-        prompts = [_tokens(number, n_tokens) for number in numbers]
+        prompts = [_tokens(number, n_tokens, self.n_vocab) for number in numbers]
         wall_s = time.perf_counter()
         first_s, prompts = await self._ask(prompts, 1, goes_on=False)
         wall_first_s = time.perf_counter() - wall_s
@@ -290,6 +299,8 @@ class _Generated(msgspec.Struct):
     all_at_work: bool  # whether all were seen at work at the same time
 
 
-def _tokens(number: int, n_tokens: int) -> list[int]:
+def _tokens(number: int, n_tokens: int, n_vocab: int) -> list[int]:
     """Token ids, so that the length is exact; `number` makes a prompt share no prefix with another."""
-    return [100 + (index * 7919 + number * 104729) % 3000 for index in range(n_tokens)]
+    first = min(100, n_vocab // 4)  # those before are bytes and the like
+    n_used = min(3000, n_vocab // 2)
+    return [first + (index * 7919 + number * 104729) % n_used for index in range(n_tokens)]

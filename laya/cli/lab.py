@@ -11,6 +11,7 @@ import typer
 from laya.errors import ConfigError
 
 _NEEDED = ("torch", "transformers", "safetensors", "gguf")
+_EVAL_NEEDED = ("numpy", "gguf", "matplotlib", "jsonschema")
 
 
 def export(context: typer.Context) -> None:
@@ -18,15 +19,20 @@ def export(context: typer.Context) -> None:
     _run("laya.modeling.export", context)
 
 
-def check_torch(verb: str) -> None:
+def evaluate(context: typer.Context) -> None:
+    """Variants of a model in one table: memory, speed, and what is left of its quality; or two models on a task set."""
+    _run("laya.quantization.evaluate", context, _EVAL_NEEDED)
+
+
+def check_torch(verb: str, needed: tuple[str, ...] = _NEEDED) -> None:
     """Raises ConfigError naming what this Python lacks of what the lab needs."""
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"`laya {verb}` needs {', '.join(missing)}, which this Python does not have: pip install 'laya-llm[torch]'"
         )
 
 
-def _run(module: str, context: typer.Context) -> None:
-    check_torch(context.info_name or "")
+def _run(module: str, context: typer.Context, needed: tuple[str, ...] = _NEEDED) -> None:
+    check_torch(context.info_name or "", needed)
     raise typer.Exit(subprocess.run([sys.executable, "-m", module, *context.args], check=False).returncode)

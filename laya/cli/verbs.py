@@ -45,6 +45,7 @@ VERBS = {
     "smoke": Verb("smoke", "smoke", is_more=True),
     "bench": Verb("bench", "bench", takes_flags=True, is_more=True, has_own_help=True),
     "experts": Verb("experts", "experts", is_more=True),
+    "eval": Verb("lab", "evaluate", takes_flags=True, is_more=True, has_own_help=True),
     "export": Verb("lab", "export", takes_flags=True, is_more=True, has_own_help=True),
     "quantize": Verb("quantize", "quantize", is_more=True),
     "key": Verb("key", "key_app", is_more=True, is_group=True),

@@ -13,7 +13,7 @@ from laya.quantization.answers import Against, Server, against, ask_all
 from laya.quantization.inspection import file_facts
 from laya.quantization.serving import SERVED_TOKENS, Row, served
 from laya.quantization.tasks import Task
-from laya.quantization.variants import model_named
+from laya.quantization.variants import gguf_model
 
 
 def remote(address: str, key_env: str) -> Server | None:
@@ -28,7 +28,7 @@ def remote(address: str, key_env: str) -> Server | None:
 
 def other_row(name: str) -> Row:
     """A model that is here. Raises what `resolve` raises."""
-    model = model_named(name)
+    model = gguf_model(name)
     facts = file_facts(model.path)
     room = min(SERVED_TOKENS, facts.n_ctx_train or SERVED_TOKENS)
     return Row(name=model.id, path=model.path, is_chat=facts.chat_template, max_seq_len=room)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -33,7 +34,7 @@ from laya.quantization.report import Report, Variant, show
 from laya.quantization.serving import SERVED_TOKENS, Memory, Row, Speed, memory_of, served
 from laya.quantization.statistics import Interval
 from laya.quantization.tasks import SETS, Task, load_set
-from laya.quantization.variants import File, best, model_named, variants
+from laya.quantization.variants import File, best, variants
 from laya.quantization.verdict import flags_of, limit_of, worse_than_fewer_bits
 from laya.texts import DEFAULT_SET, set_names
 
@@ -61,17 +62,18 @@ def main(argv: list[str] | None = None) -> int:
     except LayaError as error:
         print(f"laya eval: {error.message}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
     return 1 if options.strict and any(variant.is_broken for variant in report.variants) else 0
 
 
 def evaluate(options: argparse.Namespace, folder: Path, tell: Tell) -> Report:
     """Raises LayaError: what is wrong with what was asked for, what does not fit, and what the engine did not do."""
     tasks = load_set(options.set) if not options.no_tasks or options.against else []
-    model = model_named(options.model)
     other = (
         (remote(options.against, options.against_key_env) or other_row(options.against)) if options.against else None
     )
-    files = variants(model, options.quant, folder, options.n_threads, tell)
+    model_id, files = variants(options.model, options.quant, folder, options.n_threads, tell)
     reference = _named(files, options.reference) if options.reference else best(files)
     files = [reference, *(file for file in files if file is not reference)]
     rows = [_row(file.name, file) for file in files]
@@ -93,7 +95,7 @@ def evaluate(options: argparse.Namespace, folder: Path, tell: Tell) -> Report:
     table = [_variant(row, file_of[row.name], reference, measured, memory, speeds, answers, tasks) for row in rows]
     _flag_order(table)
     return Report(
-        model=model.id,
+        model=model_id,
         reference=reference.name if len(rows) > 1 else None,
         reference_note=_reference_note(reference, alone=len(rows) == 1),
         text=text,
@@ -272,4 +274,5 @@ def _words(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was made for this run goes
     sys.exit(main())

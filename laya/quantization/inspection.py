@@ -50,7 +50,6 @@ class FileFacts(msgspec.Struct, kw_only=True):
     n_ctx_train: int
     n_vocab: int
     chat_template: bool
-    quantized_from: str | None  # what its writer says of the source's types
 
     @property
     def main_type(self) -> str:
@@ -61,10 +60,6 @@ class FileFacts(msgspec.Struct, kw_only=True):
     def main_bits(self) -> float:
         block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[self.main_type]]
         return 8 * block_bytes / block
-
-    @property
-    def is_quantized(self) -> bool:
-        return self.main_type not in _WIDE
 
 
 def file_facts(path: Path) -> FileFacts:
@@ -80,7 +75,6 @@ def file_facts(path: Path) -> FileFacts:
             matrix_bytes += tensor.n_bytes
             matrix_elements += int(np.prod(tensor.shape))
     tokens = metadata.get("tokenizer.ggml.tokens")
-    said = metadata.get("laya.quantize.source_type")
     return FileFacts(
         path=path,
         file_bytes=sum(header.file_bytes for header in headers),
@@ -94,7 +88,6 @@ def file_facts(path: Path) -> FileFacts:
         n_ctx_train=int(metadata.get(f"{architecture}.context_length", 0)),
         n_vocab=int(getattr(tokens, "length", 0)),
         chat_template="tokenizer.chat_template" in metadata,
-        quantized_from=str(said) if said is not None else None,
     )
 
 

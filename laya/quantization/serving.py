@@ -29,6 +29,7 @@ from laya.types import AskedSettings, Plan
 
 SERVED_TOKENS = 1024  # of one sequence, where the model was trained for so many
 PROMPT_WORDS, ANSWER_TOKENS = 160, 48
+WAKING_WORDS = 16
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +108,7 @@ class Served:
 
     def __init__(self, ways: BothWays, rows: Sequence[Row], tell: Callable[[str], None], nice: int | None) -> None:
         self._ways, self._rows, self._tell, self._nice = ways, rows, tell, nice
+        self._n_words = 0  # of a timed prompt
         laya = ways.sides["laya"]
         self._sides = {row.name: msgspec.structs.replace(laya, model=_model(at)) for at, row in enumerate(rows)}
 
@@ -136,19 +138,25 @@ class Served:
         }
 
     async def _one(self, side: Side, row: Row) -> tuple[float, float, int, int]:
-        n_words = min(PROMPT_WORDS, row.max_seq_len // 6)
-        await self._wake(side)
-        _, (answer,) = await together(side, [self._ways.chat(n_words, ANSWER_TOKENS)])
+        words_there = await self._wake(side, WAKING_WORDS)
+        # a vocabulary of bytes makes six tokens of a word; what stands around the words is counted as words too
+        room = row.max_seq_len - ANSWER_TOKENS - 64
+        self._n_words = self._n_words or min(PROMPT_WORDS, int(room * WAKING_WORDS / words_there))
+        _, (answer,) = await together(side, [self._ways.chat(self._n_words, ANSWER_TOKENS)])
         if answer.engine is None:
             raise EngineFailed(f"An answer of {row.name} did not come through Laya: it has no x-laya-engine.")
         n_computed = round((answer.timings or {}).get("prompt_n", answer.prompt_tokens))
         return n_computed / answer.first_s, 1 / answer.inter_token_s, answer.prompt_tokens, answer.n_tokens
 
-    async def _wake(self, side: Side) -> None:
-        """Have it loaded: another variant may have made it leave memory. An engine that starts steps back anew."""
-        await together(side, [self._ways.chat(2, 2)])
+    async def _wake(self, side: Side, n_words: int = 2) -> int:
+        """Have it loaded: another variant may have made it leave memory. Gives the tokens of so many words.
+
+        An engine that starts steps back behind other programs anew.
+        """
+        _, (answer,) = await together(side, [self._ways.chat(n_words, 2)])
         if self._nice is not None and self._ways.pid is not None:
             set_priority(self._nice, self._ways.pid)
+        return answer.prompt_tokens
 
     async def answers(self, tasks: Sequence[Task]) -> dict[str, Answered]:
         found = {}
