@@ -18,7 +18,7 @@ from laya.gateway.decision import DecisionHead, check_decision
 from laya.gateway.engine_fields import EngineFields, check_engine_fields
 from laya.gateway.grammar import ToolHead, check_gbnf, check_tools
 from laya.gateway.keep_alive import seconds_of
-from laya.gateway.known_fields import not_done
+from laya.gateway.known_fields import not_done, not_read
 from laya.gateway.tool_choice import ForcedCalls, allowed_alone, forced_calls, read_choice
 from laya.routing import MOST_PREFIX_BYTES, prefix_blocks
 from laya.types import EndpointKind
@@ -271,6 +271,9 @@ def parse_body(kind: EndpointKind, data: bytes) -> ParsedBody:
         check_engine_fields(head)
         parsed.not_done = not_done(parsed.fields, head.__struct_fields__, is_chat=kind is EndpointKind.CHAT)
         _check_grammars(parsed, head)
+    elif isinstance(head, (EmbeddingHead, RerankHead)):
+        path = "/v1/embeddings" if isinstance(head, EmbeddingHead) else "/v1/rerank"
+        parsed.not_done = not_read(parsed.fields, head.__struct_fields__, path)
     return parsed
 
 

@@ -97,6 +97,7 @@ _DONE_ANYWAY: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (-1,),
 }
 _SMALL_BYTES = 64
+_NOTHING = (b"null", b"false")
 _FALSE_SAYS_SOMETHING = frozenset(("add_special_tokens", "enable_thinking", "skip_special_tokens", "think"))
 
 
@@ -110,6 +111,22 @@ def not_done(fields: Mapping[str, msgspec.Raw], typed: tuple[str, ...], *, is_ch
         elif name not in typed and name not in HINTS and name not in OF_LLAMACPP and bytes(raw) != b"null":
             close = nearest(name, (*typed, *OF_LLAMACPP, *HINTS)) or nearest(name.lower(), typed)
             path = "/v1/chat/completions" if is_chat else "/v1/completions"
+            hint = f" Did you mean '{close}'?" if close else ""
+            return InvalidRequest(f"'{name[:60]}' is not a field of {path}.{hint}", param=name[:60])
+    return None
+
+
+# of other servers that rank or embed, where the answer is what was asked for without
+_OF_READERS = frozenset(
+    ("embd_normalize", "instruction", "input_type", "max_chunks_per_doc", "return_documents", "task")
+)
+
+
+def not_read(fields: Mapping[str, msgspec.Raw], typed: tuple[str, ...], path: str) -> LayaError | None:
+    """The same of what is read and not answered: embeddings and ranks."""
+    for name, raw in fields.items():
+        if name not in typed and name not in HINTS and name not in _OF_READERS and bytes(raw) not in _NOTHING:
+            close = nearest(name, (*typed, *_OF_READERS))
             hint = f" Did you mean '{close}'?" if close else ""
             return InvalidRequest(f"'{name[:60]}' is not a field of {path}.{hint}", param=name[:60])
     return None

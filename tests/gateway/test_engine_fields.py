@@ -180,3 +180,23 @@ def test_what_a_client_said_is_cut_in_errors() -> None:
         assert len(json.dumps(caught.value.body())) < 3000
     assert len(InvalidRequest("a b " * 10**6).message) < 9000
     assert InvalidRequest("/" + "x" * 500).message == "/" + "x" * 500
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        (
+            EndpointKind.EMBEDDING,
+            {"dimension": 8},
+            "'dimension' is not a field of /v1/embeddings. Did you mean 'dimensions'?",
+        ),
+        (EndpointKind.EMBEDDING, {"temperature": 1}, "'temperature' is not a field of /v1/embeddings."),
+        (EndpointKind.RERANK, {"top_k": 2}, "'top_k' is not a field of /v1/rerank. Did you mean 'top_n'?"),
+        (EndpointKind.EMBEDDING, {"dimensions": 8, "user": "u", "priority": 1, "truncate": False}, None),
+        (EndpointKind.RERANK, {"top_n": 2, "return_documents": True, "max_chunks_per_doc": None}, None),
+    ],
+)
+def test_fields_of_what_is_only_read(kind: EndpointKind, more: dict[str, Any], said: str | None) -> None:
+    body: dict[str, Any] = {"input": "a"} if kind is EndpointKind.EMBEDDING else {"query": "a", "documents": ["b"]}
+    fault = parse_body(kind, json.dumps(body | more).encode()).not_done
+    assert (fault.message if fault is not None else None) == said
