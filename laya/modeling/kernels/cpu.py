@@ -84,8 +84,9 @@ _gates: dict[GateRule, _NativeGate] = {}
 atexit.register(_gates.clear)  # before the interpreter looks for what was left behind
 
 
-def _native(rule: GateRule) -> _NativeGate:
-    return _gates.setdefault(rule, _NativeGate(rule))
+def native_gate(rule: GateRule) -> _NativeGate:
+    """What the core has for a rule, kept."""
+    return _gates.get(rule) or _gates.setdefault(rule, _NativeGate(rule))
 
 
 def can_take(x: Tensor, weight: Tensor) -> bool:
@@ -113,7 +114,7 @@ def gate_rows(
     x: float32 or bfloat16; weight: [n_experts, hidden] float32; the vectors: [n_experts] float32. All
     contiguous, on the CPU (`can_take`). No gradient.
     """
-    native = _gates.get(rule) or _native(rule)
+    native = _gates.get(rule) or native_gate(rule)
     n_tokens, hidden = x.shape
     logit_bias_at = 0 if logit_bias is None else logit_bias.data_ptr()
     choice_bias_at = 0 if choice_bias is None else choice_bias.data_ptr()
@@ -162,7 +163,7 @@ def select_rows(
     n_tokens = logits.shape[0]
     weights = torch.empty(n_tokens, rule.top_k, dtype=torch.float32)
     ids = torch.empty(n_tokens, rule.top_k, dtype=torch.int32)
-    _native(rule).select(
+    native_gate(rule).select(
         logits.data_ptr(),
         n_tokens,
         0 if choice_bias is None else choice_bias.data_ptr(),
