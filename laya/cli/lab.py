@@ -1,9 +1,12 @@
-"""Owns: the verbs of the lab: they run in a process of their own, as they need torch, which `laya` never loads."""
+"""Owns: the verbs of the lab: each becomes a program of its own, as it needs torch, which `laya` never loads.
+
+The program takes this one's place, so that Ctrl-C and signals are its own, and it can clear away what is half done.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import subprocess
+import os
 import sys
 
 import typer
@@ -19,9 +22,19 @@ def export(context: typer.Context) -> None:
     _run("laya.modeling.export", context)
 
 
+def upcycle(context: typer.Context) -> None:
+    """Make a Mixture of Experts of a dense llama-family model: its block as experts, routers trained here."""
+    _run("laya.training.upcycle", context)
+
+
 def evaluate(context: typer.Context) -> None:
     """Variants of a model in one table: memory, speed, and what is left of its quality; or two models on a task set."""
     _run("laya.quantization.evaluate", context, _EVAL_NEEDED)
+
+
+def train(context: typer.Context) -> None:
+    """Train a small Mixture of Experts on this processor from a recipe of texts; goes on where it was stopped."""
+    _run("laya.training.train", context)
 
 
 def check_torch(verb: str, needed: tuple[str, ...] = _NEEDED) -> None:
@@ -35,4 +48,4 @@ def check_torch(verb: str, needed: tuple[str, ...] = _NEEDED) -> None:
 
 def _run(module: str, context: typer.Context, needed: tuple[str, ...] = _NEEDED) -> None:
     check_torch(context.info_name or "", needed)
-    raise typer.Exit(subprocess.run([sys.executable, "-m", module, *context.args], check=False).returncode)
+    os.execv(sys.executable, [sys.executable, "-m", module, *context.args])

@@ -44,6 +44,8 @@ VERBS = {
     "doctor": Verb("doctor", "doctor"),
     "smoke": Verb("smoke", "smoke", is_more=True),
     "bench": Verb("bench", "bench", takes_flags=True, is_more=True, has_own_help=True),
+    "train": Verb("lab", "train", takes_flags=True, is_more=True, has_own_help=True),
+    "upcycle": Verb("lab", "upcycle", takes_flags=True, is_more=True, has_own_help=True),
     "experts": Verb("experts", "experts", is_more=True),
     "eval": Verb("lab", "evaluate", takes_flags=True, is_more=True, has_own_help=True),
     "export": Verb("lab", "export", takes_flags=True, is_more=True, has_own_help=True),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import gguf
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -137,14 +138,14 @@ class GgufParent:
     def tensor(self, name: str) -> Tensor:
         found = self.header.tensors[_gguf_name(name)]
         values = gguf.quants.dequantize(found.data, found.tensor_type)
-        tensor = torch.from_numpy(values).to(torch.float32)
+        tensor = torch.from_numpy(np.array(values, dtype=np.float32))  # a copy: off the file's map
         for part, n_heads in (
             ("q_proj", self.config.num_attention_heads),
             ("k_proj", self.config.num_key_value_heads),
         ):
             if part in name:
                 tensor = _in_halves(tensor, n_heads)
-        return tensor.clone()  # off the file's map
+        return tensor
 
     def sha256(self) -> str:
         return _sha256([self.path])
