@@ -55,6 +55,7 @@ class VllmEngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str | None = None  # as the user said it; None: as config.json says
     args: dict[str, Any] = {}
     gpus: tuple[int, ...] = ()
+    import_path: Path | None = None  # a folder that its Python imports from before its own environment
     ray_address: str | None = None  # of the cluster that its own workers are placed on, where its backend is Ray
     chat_template: str | None = None
     tool_parser: str | None = None
@@ -135,6 +136,8 @@ def environment(settings: VllmEngineSettings, api_key: str) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
     own |= {"VLLM_API_KEY": api_key, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     own |= {"NO_COLOR": "1", "VLLM_LOGGING_COLOR": "0"}
+    if settings.import_path is not None:
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(settings.import_path), own.get("PYTHONPATH"))))
     if settings.ray_address is not None:
         own["RAY_ADDRESS"] = settings.ray_address
     if settings.gpu_share is None:

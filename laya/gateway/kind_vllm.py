@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,7 @@ CPU_BATCHED_TOKENS, GPU_BATCHED_TOKENS = 2048, 8192
 PACKED = frozenset({"awq", "gptq", "auto-round", "compressed-tensors"})  # 4-bit integers that kernels unpack
 SHARE_STEP = 1e-4  # of a card: what its start is checked with is rounded up by so much
 ENGINE, ON_GPU = "vllm", "vllm on a GPU"  # of what was learned in RAM, and on cards
+LAYAS_MODELS = Path(__file__).parents[1] / "modeling" / "vllm_path"  # what vLLM knows LayaForCausalLM by
 GPU_STEP = 0.1  # of a card's plan, that one which ran out is planned larger by
 
 
@@ -88,6 +90,7 @@ class VllmKind:
             quantization=settings.quantization,
             args=settings.args,
             gpus=settings.gpus,
+            import_path=LAYAS_MODELS if _said(file, "config.json").get("model_type") == "laya" else None,
             ray_address=settings.ray_address,
             chat_template=template,
             tool_parser=None if "tool-call-parser" in settings.args else tool_parser_of(template or _template(file)),
@@ -193,8 +196,16 @@ def _template(file: ModelFile) -> str | None:
     try:
         if path.is_file():
             return path.read_text(errors="replace")
-        told = msgspec.json.decode((file.path / "tokenizer_config.json").read_bytes())
-    except (OSError, msgspec.DecodeError):
+    except OSError:
         return None
-    template = told.get("chat_template") if isinstance(told, dict) else None
+    template = _said(file, "tokenizer_config.json").get("chat_template")
     return template if isinstance(template, str) else None
+
+
+def _said(file: ModelFile, name: str) -> dict[str, Any]:
+    """What a JSON file of the model's folder says; nothing where it can't be read."""
+    try:
+        said = msgspec.json.decode((file.path / name).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return said if isinstance(said, dict) else {}

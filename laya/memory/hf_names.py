@@ -17,7 +17,7 @@ gemma3n_text=gemma3n gemma4=gemma4 gemma4_text=gemma4 glm=glm4 glm4=glm4 glm4_mo
 glm_moe_dsa=glm-dsa gpt2=gpt2 gpt_bigcode=starcoder gpt_neox=gptneox gpt_oss=gpt-oss gptj=gptj granite=granite
 granitemoe=granitemoe granitemoehybrid=granitehybrid granitemoeshared=granitemoe grok-1=grok hunyuan=hunyuan-moe
 hunyuan_v1_dense=hunyuan-dense hunyuan_v1_moe=hunyuan-moe internlm2=internlm2 internlm3=llama jais=jais jamba=jamba
-kimi_k2=deepseek2 kimi_linear=kimi-linear lfm2=lfm2 lfm2_moe=lfm2moe llada=llada llama=llama llama4=llama4
+kimi_k2=deepseek2 kimi_linear=kimi-linear laya=llama lfm2=lfm2 lfm2_moe=lfm2moe llada=llada llama=llama llama4=llama4
 llama4_text=llama4 mamba=mamba mamba2=mamba2 minicpm=minicpm minicpm3=minicpm3 minimax_m2=minimax-m2
 mimo_v2_flash=mimo2 minimax_text_01=minimax-01 minimax_m1=minimax-01 minimax=minimax-01 ministral3=mistral3
 mistral=llama mistral3=mistral3 mixtral=llama modernbert=modern-bert mpt=mpt nemotron=nemotron nemotron_h=nemotron_h

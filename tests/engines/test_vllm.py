@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import laya
 from laya.config.vllm import Vllm
 from laya.engines.vllm import VllmEngineSettings, command, environment, tool_parser_of
 from laya.engines.vllm_build import VllmBuild, find_build
 from laya.engines.vllm_words import fault_of_load, is_port_taken, percent_of, why
 from laya.errors import ConfigError
+from laya.gateway.kind_vllm import LAYAS_MODELS
 from laya.types import MIB, PlannedSettings
 
 PLANNED = PlannedSettings(
@@ -124,6 +128,25 @@ def test_nothing_of_the_environment_steers_past_the_plan(monkeypatch: pytest.Mon
     assert own["VLLM_API_KEY"] == "key"
     assert own["OMP_NUM_THREADS"] == "2"
     assert environment(settings(gpu_share=0.5, gpus=(1, 3)), "")["CUDA_VISIBLE_DEVICES"] == "1,3"
+
+
+def test_a_folder_to_import_from_comes_before_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/own")
+    assert environment(settings(), "")["PYTHONPATH"] == "/own"
+    assert environment(settings(import_path=Path("/laya")), "")["PYTHONPATH"] == "/laya:/own"
+
+
+def test_another_environment_finds_layas_models_and_nothing_else_of_here() -> None:
+    asks = (
+        "import sys, laya, laya.errors; from importlib.metadata import entry_points;"
+        "print(laya.__version__, *[e.value for e in entry_points(group='vllm.general_plugins')], len(sys.path))"
+    )
+    told = [
+        subprocess.run([sys.executable, "-S", "-c", words], env={"PYTHONPATH": str(LAYAS_MODELS)}, cwd="/",
+                       capture_output=True, text=True, check=True).stdout.split()
+        for words in (asks, "import sys; print(len(sys.path))")
+    ]  # fmt: skip
+    assert told[0] == [laya.__version__, "laya.modeling.vllm_plugin:register", *told[1]]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Writes small Hugging Face models with weights of chance: run by the Python of vLLM's own environment.
+"""Writes small Hugging Face models with weights of chance.
 
-    build/vllm/bin/python tests/vllm/make_models.py FOLDER
+    python -m tests.vllm.make_models FOLDER
 
-A dense Llama, a Mixtral with eight experts, the dense one in 4 bits as GPTQ and as AWQ pack it, and the dense one less
-one tensor. Their tokenizer is a real byte-level BPE, learned from the docs, with a chat template that knows tools in
-Hermes' form. What they say means nothing.
+A dense Llama, a LayaForCausalLM with eight experts and what `laya export --to mixtral` makes of it, the dense one in 4
+bits as GPTQ and as AWQ pack it, and the dense one less one tensor. Their tokenizer is a real byte-level BPE, learned
+from the docs, with a chat template that knows tools in Hermes' form. What they say means nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from laya.modeling import LayaConfig, LayaForCausalLM
+from laya.modeling.export import export_mixtral
 
 N_VOCAB, N_CTX_TRAIN, WIDTH = 2048, 4096, 256
 GROUP, PER_WORD, MOST = 64, 8, 15  # weights that share a scale; nibbles of 32 bits
@@ -53,14 +56,23 @@ FIGURES = {
 }  # fmt: skip
 
 
-def write(folder: Path, model: torch.nn.Module, words: PreTrainedTokenizerFast) -> Path:
+# As laya-nano: a tied head, experts as wide as what they are in
+LAYA = FIGURES | {
+    "intermediate_size": WIDTH, "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": True,
+    "initializer_range": 0.1,
+}  # fmt: skip
+
+
+def write(
+    folder: Path, model: torch.nn.Module, words: PreTrainedTokenizerFast, dtype: torch.dtype = torch.bfloat16
+) -> Path:
     """Only words are likely: what the vocabulary learned changes with the docs, and a special token has no text."""
     is_word = [
         name.strip("Ġ").isascii() and name.strip("Ġ").isalpha() for name in words.convert_ids_to_tokens(range(N_VOCAB))
     ]
     with torch.no_grad():
         model.lm_head.weight[~torch.tensor(is_word)] = 0
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.to(dtype).save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
 
@@ -137,8 +149,8 @@ def main(folder: Path) -> None:
     torch.manual_seed(0)
     words = tokenizer()
     dense = write(folder / "dense", LlamaForCausalLM(LlamaConfig(**FIGURES)), words)
-    moe = MixtralConfig(**FIGURES, num_local_experts=8, num_experts_per_tok=2, sliding_window=None)
-    write(folder / "moe", MixtralForCausalLM(moe), words)
+    laya = write(folder / "laya", LayaForCausalLM(LayaConfig(**LAYA)), words, torch.float32)
+    export_mixtral(laya, folder / "moe")
     for method in PACKERS:
         quantize(folder / method, dense, method)
     cut(folder / "not-whole", dense, "model.layers.1.mlp.down_proj.weight")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,9 @@ models:
   dense: {{engine: vllm, engine_path: "{vllm}", source: "{models}/dense", enforce_eager: true,
     max_num_seqs: 2, max_seq_len: 4096, args: {compact}}}
   moe: {{engine: vllm, engine_path: "{vllm}", source: "{models}/moe", enforce_eager: true,
-    max_num_seqs: 4, max_seq_len: 1024}}
+    max_num_seqs: 4, max_seq_len: 1024, args: {{dtype: float32}}}}
+  laya: {{engine: vllm, engine_path: "{vllm}", source: "{models}/laya", enforce_eager: true,
+    max_num_seqs: 2, max_seq_len: 1024, args: {{dtype: float32}}}}
   awq: {{engine: vllm, engine_path: "{vllm}", source: "{models}/awq", enforce_eager: true,
     max_num_seqs: 1, max_seq_len: 1024, quantization: awq}}
   too-long: {{engine: vllm, engine_path: "{vllm}", source: "{models}/dense", max_seq_len: 9000}}
@@ -40,7 +43,8 @@ def config() -> str:
         pytest.fail(f"{ENVIRONMENT} has no vLLM: `make test-vllm` installs it")
     find_build(ENVIRONMENT)
     if not (MODELS / ".made").exists() or (MODELS / ".made").stat().st_mtime < MAKE.stat().st_mtime:
-        subprocess.run([ENVIRONMENT / "bin" / "python", MAKE, MODELS], check=True, capture_output=True)
+        made = subprocess.run([sys.executable, "-m", "tests.vllm.make_models", MODELS], cwd=ROOT, check=False)
+        assert made.returncode == 0, "the models could not be made"
     return CONFIG.format(vllm=ENVIRONMENT, models=MODELS, compact=COMPACT)
 
 

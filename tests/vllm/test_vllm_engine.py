@@ -14,10 +14,13 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import torch
 from openai import OpenAI
+from transformers import AutoTokenizer
 
 from laya.engines.cpu import cpu_flags
 from laya.memory import facts_of_hf
+from laya.modeling import LayaForCausalLM
 from tests.conftest import RunningServer
 
 from .real import MODELS, weight_bytes
@@ -89,6 +92,21 @@ def test_whole_answers_and_streams_say_the_same(vllm_server: RunningServer, mode
     assert whole.usage is not None
     assert events[-1].usage is not None
     assert events[-1].usage.completion_tokens == whole.usage.completion_tokens == 24
+
+
+@pytest.mark.parametrize("model", ["laya", "moe"])
+def test_a_laya_model_says_what_torch_says(vllm_server: RunningServer, model: str) -> None:
+    """In its own form, by Laya's router inside of vLLM, and in Mixtral's."""
+    words = AutoTokenizer.from_pretrained(MODELS / "laya")
+    torch_model = LayaForCausalLM.from_pretrained(MODELS / "laya", dtype=torch.float32).eval()
+    for prompt in ("Laya serves models", "the ledger keeps"):
+        ids = words(prompt, return_tensors="pt").input_ids
+        wanted = torch_model.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=None)[0, ids.shape[1] :]
+        body = {"model": model, "prompt": ids[0].tolist(), "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+        with client(vllm_server) as http:
+            answer = http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == words.decode(wanted)
 
 
 def test_choices_are_sampled_side_by_side(vllm_server: RunningServer) -> None:
