@@ -154,14 +154,14 @@ def _said(task: Task, answered: Answered) -> str:
 
 def _ask(client: httpx.Client, server: Server, task: Task) -> str:
     body: dict[str, Any] = {"model": server.model, "temperature": 0, "max_tokens": task.max_tokens}
-    if task.schema is not None:
-        schema = {"name": "answer", "schema": task.schema, "strict": True}
-        body["response_format"] = {"type": "json_schema", "json_schema": schema}
     if server.is_chat:
         path, body["messages"] = "chat/completions", [{"role": "user", "content": task.asked}]
+        if task.schema is not None:
+            schema = {"name": "answer", "schema": task.schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
     else:
         path, body["prompt"] = "completions", f"Question: {task.asked}\nAnswer:"
-        body |= {} if task.schema is not None else {"stop": ["\n"]}
+        body |= {"json_schema": task.schema} if task.schema is not None else {"stop": ["\n"]}
     answer = _posted(client, server, path, body)
     try:
         choice = answer["choices"][0]

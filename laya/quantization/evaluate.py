@@ -226,8 +226,7 @@ def _named(files: Sequence[File], name: str) -> File:
 def _reference_note(reference: File, *, alone: bool) -> str:
     facts = reference.facts
     words = f"{reference.name} ({facts.main_type}, {facts.bits:.1f} bits a weight)"
-    words = f"none: {words} is the only variant" if alone else f"{words}, the best precision in the table"
-    return words + "".join(f"; {flag.what}" for flag in reference.flags)
+    return f"none: {words} is the only variant" if alone else f"{words}, the best precision in the table"
 
 
 def _check(options: argparse.Namespace) -> None:

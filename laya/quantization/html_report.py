@@ -40,8 +40,8 @@ def html_of(report: Report) -> str:
     parts = [f"<h1>{escape(report.model)}: what each variant costs, and what is left</h1>"]
     parts += [_table(rows, broken) for rows in (cost_rows(report.variants), quality_rows(report.variants)) if rows[1:]]
     flags = [
-        f'<li class="{"broken" if flag.is_broken else "note"}">{escape(name)}: {escape(flag.what)}</li>'
-        for name, flag in report.flags
+        f'<li class="{"broken" if flag.is_broken else "note"}">{escape(", ".join(names))}: {escape(flag.what)}</li>'
+        for flag, names in report.flags.items()
     ]
     parts += ["<h2>Flags</h2><ul>", *flags, "</ul>"] if flags else []
     parts += [f"<figure>{plot}</figure>" for plot in _plots(report)]

@@ -60,8 +60,13 @@ class Report(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
 
     @property
-    def flags(self) -> list[tuple[str, Flag]]:
-        return [(variant.name, flag) for variant in self.variants for flag in variant.flags]
+    def flags(self) -> dict[Flag, list[str]]:
+        """Each with the variants that have it."""
+        told: dict[Flag, list[str]] = {}
+        for variant in self.variants:
+            for flag in variant.flags:
+                told.setdefault(flag, []).append(variant.name)
+        return told
 
 
 def show(report: Report, console: Console) -> None:
@@ -75,9 +80,9 @@ def show(report: Report, console: Console) -> None:
         console.print(f"text: {shown(report.text)}", soft_wrap=True)
     for words in report.definitions:
         console.print(words, soft_wrap=True, style="dim")
-    for name, flag in report.flags:
+    for flag, names in report.flags.items():
         mark, style = ("BROKEN", "bold red") if flag.is_broken else ("note", "yellow")
-        console.print(f"[{style}]{mark}[/]  {shown(name)}: {shown(flag.what)}", soft_wrap=True)
+        console.print(f"[{style}]{mark}[/]  {shown(', '.join(names))}: {shown(flag.what)}", soft_wrap=True)
     if report.against is not None:
         _show_against(report.against, console)
 

@@ -20,7 +20,7 @@ import msgspec
 from laya.bench.both_ways import BothWays, both_ways, set_priority
 from laya.bench.memory import in_band
 from laya.bench.memory_drive import drive
-from laya.bench.token_streams import Side, together
+from laya.bench.token_streams import Answer, Side, ask, together
 from laya.errors import EngineFailed
 from laya.memory import Machine, plan_file, refusal
 from laya.quantization.answers import Answered, Server, ask_all
@@ -98,7 +98,7 @@ def memory_of(row: Row, n_threads: int) -> Memory:
         ratio=round(plan.need_bytes / driven.peak_bytes, 4),
         is_in_band=in_band(plan.need_bytes, driven.peak_bytes),
         weights_bytes=terms.get("weights", 0),
-        kv_bytes=terms.get("kv", 0),
+        kv_bytes=terms.get("kv_cache", 0),
         load_s=driven.load_s,
     )
 
@@ -145,18 +145,20 @@ class Served:
         _, (answer,) = await together(side, [self._ways.chat(self._n_words, ANSWER_TOKENS)])
         if answer.engine is None:
             raise EngineFailed(f"An answer of {row.name} did not come through Laya: it has no x-laya-engine.")
-        n_computed = round((answer.timings or {}).get("prompt_n", answer.prompt_tokens))
-        return n_computed / answer.first_s, 1 / answer.inter_token_s, answer.prompt_tokens, answer.n_tokens
+        return *_rates(answer), answer.prompt_tokens, answer.n_tokens
 
     async def _wake(self, side: Side, n_words: int = 2) -> int:
         """Have it loaded: another variant may have made it leave memory. Gives the tokens of so many words.
 
         An engine that starts steps back behind other programs anew.
         """
-        _, (answer,) = await together(side, [self._ways.chat(n_words, 2)])
+        body = self._ways.chat(n_words, 2) | {"model": side.model}
+        status, said, _ = await ask(side, f"{side.base_path}/chat/completions", body)
+        if status != 200:
+            raise EngineFailed(f"Laya answered {status}: {said[:300].decode(errors='replace')}")
         if self._nice is not None and self._ways.pid is not None:
             set_priority(self._nice, self._ways.pid)
-        return answer.prompt_tokens
+        return int(json.loads(said)["usage"]["prompt_tokens"])
 
     async def answers(self, tasks: Sequence[Task]) -> dict[str, Answered]:
         found = {}
@@ -189,6 +191,20 @@ async def served(
     config.write_text(json.dumps({"version": 1, "models": models}))  # which is YAML too
     async with both_ways(_model(0), ["--config", str(config)], nice=nice) as ways:
         yield Served(ways, rows, tell, nice)
+
+
+def _rates(answer: Answer) -> tuple[float, float]:
+    """Prefill and decode, tokens/s.
+
+    A model whose tokens are no text of their own (bytes of characters) streams few pieces: there the engine's own word
+    says when the prompt was done.
+    """
+    timings = answer.timings or {}
+    first_s = answer.first_s
+    if len(answer.content_s) < answer.n_tokens // 2 and "prompt_ms" in timings:
+        first_s = timings["prompt_ms"] / 1000
+    n_computed = round(timings.get("prompt_n", answer.prompt_tokens))
+    return n_computed / first_s, (answer.n_tokens - 1) / (answer.end_s - first_s)
 
 
 def _model(at: int) -> str:
