@@ -20,6 +20,7 @@ from laya.quantization.evaluate import main
 from laya.quantization.inspection import inspect
 from laya.quantization.likelihood import Subject
 from laya.quantization.measuring import measure, mixed_text
+from tests.conftest import RunningServer
 from tests.quantization.tiny_gguf import write_tiny
 
 QUICK = ("--no-speed", "--no-tasks", "--no-memory", "--tokens", "256", "--window", "64", "--n-threads", "1", "--json")
@@ -186,3 +187,45 @@ def test_table_is_complete(moe: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert report["against"]["n"] == 3 and report["against"]["n_wins"] == report["against"]["n_losses"] == 0
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == 2 and "http" not in page.replace("http://www.w3.org", "").split("<figure>")[0]
+
+
+@pytest.mark.engine
+def test_two_models_are_compared_by_api(
+    server: RunningServer, smollm2_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "set.jsonl").write_text(SET)
+    address = f"{server.url}/v1#smollm2"
+    words = [smollm2_path, "--against", address, "--set", tmp_path / "set.jsonl", "--n-threads", "1", "--json"]
+    code, report = evaluated(
+        capsys, *words, "--no-tasks", "--no-speed", "--no-memory", "--tokens", "64", "--window", "64"
+    )
+    found = report["against"]
+    assert code == 0 and report["reference"] is None and report["variants"][0]["quality_percent"] is None
+    assert 1 < report["variants"][0]["likelihood"]["perplexity"]["value"] < 200
+    assert (found["theirs"], found["n"], found["note"].partition(":")[0]) == (
+        "smollm2",
+        3,
+        "perplexity is not compared",
+    )
+    assert found["n_wins"] + found["n_losses"] <= 3 and found["same_answers_share"]["value"] > 0.6  # the same model
+    assert main([str(smollm2_path), "--against", f"{server.url}/v1"]) == 2
+    assert "which model? Write it behind a #" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--quant", "q8_1"], "Did you mean 'q8_0'?"),
+        (["--kv", "q7"], "'q7' is not a type of KV cache"),
+        (["--reference", "f32"], "--reference f32: no variant of the table; there are f16"),
+        (["--tokens", "-1"], "--tokens: expected 0 or more, got -1"),
+        (["--text", "nowhere"], "--text nowhere: no such file"),
+        (["--set", "nowhere"], "--set nowhere: there is no such file"),
+        (["--html", "no/folder/a.html"], "there is no folder"),
+    ],
+)
+def test_what_can_be_known_before_is_told_before(
+    words: list[str], told: str, moe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(moe), *words]) == 2
+    assert told in capsys.readouterr().err
