@@ -109,6 +109,26 @@ def test_a_laya_model_says_what_torch_says(vllm_server: RunningServer, model: st
         assert answer.json()["choices"][0]["text"] == words.decode(wanted)
 
 
+def test_its_own_tokenizer_answers_in_either_form(vllm_server: RunningServer) -> None:
+    with client(vllm_server) as http:
+        theirs = http.post("/tokenize", json={"model": "dense", "prompt": "Hello there"}).json()
+        ours = http.post("/tokenize", json={"model": "dense", "content": "Hello there", "with_pieces": True}).json()
+        back = http.post("/detokenize", json={"model": "dense", "tokens": theirs["tokens"]}).json()
+        chat = http.post("/tokenize", json={"model": "dense", "messages": HELLO}).json()
+        counted = http.post("/v1/messages/count_tokens", json={"model": "dense", "messages": HELLO})
+    assert theirs["count"] == len(theirs["tokens"]) and theirs["max_model_len"] == 4096
+    assert [each["id"] for each in ours["tokens"]] == theirs["tokens"]
+    assert back["content"] == back["prompt"] == "Hello there"
+    assert counted.json()["input_tokens"] == chat["count"] > theirs["count"], counted.text
+
+
+def test_max_tokens_above_the_window_are_lowered(vllm_server: RunningServer) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        answer = ask(vllm_server, "dense", **{"max_tokens": None, name: 100_000}, stop=["e", "a", "o"])
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-laya-max-tokens"] == "4096"
+
+
 def test_choices_are_sampled_side_by_side(vllm_server: RunningServer) -> None:
     answer = ask(vllm_server, "dense", n=2, temperature=1)
     assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1]
