@@ -201,6 +201,11 @@ def _asked(args: argparse.Namespace) -> Asked:
     )
 
 
+def _stop(number: int, _frame: object) -> None:
+    """As Ctrl-C does, so that what is half written goes."""
+    raise KeyboardInterrupt(128 + number)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="laya upcycle", description="A dense llama-family model becomes a Mixture of Experts that answers like it."
@@ -222,7 +227,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what is half written goes, as at Ctrl-C
+    before = signal.signal(signal.SIGTERM, _stop)
     console = Console(stderr=True)
     columns = (TextColumn(" {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
@@ -236,8 +241,10 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"laya upcycle: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    except KeyboardInterrupt as stopped:
+        return stopped.args[0] if stopped.args else _INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if not args.json:
         print("\n".join(report.lines()))
     print(json.dumps({"upcycled": str(args.out), **report.fields()}))
