@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from laya.quantization.answers import Against
 from laya.quantization.report import Report, cost_rows, quality_rows
+from laya.quantization.statistics import Interval
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#1c2330;background:#fff}
@@ -65,22 +66,18 @@ def _table(rows: Sequence[Sequence[str]], broken: set[str]) -> str:
 
 def _plots(report: Report) -> list[str]:
     """Quality against what it costs; a plot needs two variants that have both figures."""
-    measured = [each for each in report.variants if each.quality_percent is not None]
-    memory = [
-        (each.memory.peak_bytes / 2**20, each.quality_percent, each.name)
-        for each in measured
-        if each.memory and each.quality_percent
-    ]
-    files = [(each.file_bytes / 2**20, each.quality_percent, each.name) for each in measured if each.quality_percent]
-    speed = [
-        (each.speed.decode_tokens_per_s.median, each.quality_percent, each.name)
-        for each in measured
-        if each.speed and each.quality_percent
-    ]
+    whole = Interval(100.0, 100.0, 100.0)
+    quality_of = {
+        each.name: whole if each.name == report.reference else each.quality_percent for each in report.variants
+    }
+    points_of = [(each, quality) for each in report.variants if (quality := quality_of[each.name]) is not None]
+    memory = [(each.memory.peak_bytes / 2**20, quality, each.name) for each, quality in points_of if each.memory]
+    files = [(each.file_bytes / 2**20, quality, each.name) for each, quality in points_of]
+    speed = [(each.speed.decode_tokens_per_s.median, quality, each.name) for each, quality in points_of if each.speed]
     plots = []
     for label, points in (
         ("peak memory, MiB" if memory else "file, MiB", memory or files),
-        ("decode, tokens/s", speed),
+        ("decode speed, tokens/s", speed),
     ):
         if len(points) < 2:
             continue
@@ -94,6 +91,7 @@ def _plots(report: Report) -> list[str]:
             xlabel=label, ylabel=f"quality, % of {report.reference}", title=f"Quality against {label.split(',')[0]}"
         )
         axes.grid(alpha=0.3)
+        axes.margins(x=0.15, y=0.15)  # for the names
         plots.append(_svg(figure))
     return plots
 
