@@ -86,7 +86,9 @@ def _plots(report: Report) -> list[str]:
         for x, quality, name in points:
             low, high = max(0.0, quality.value - quality.low), max(0.0, quality.high - quality.value)
             axes.errorbar([x], [quality.value], yerr=[[low], [high]], fmt="o", capsize=3)
-            axes.annotate(name, (x, quality.value), textcoords="offset points", xytext=(6, 6))
+            axes.annotate(
+                name, (x, quality.value), textcoords="offset points", xytext=(6, -14 if " kv " in name else 6)
+            )
         axes.set(
             xlabel=label, ylabel=f"quality, % of {report.reference}", title=f"Quality against {label.split(',')[0]}"
         )
