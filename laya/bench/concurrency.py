@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--prompt-words", type=count, default=16)
     parser.add_argument("--max-tokens", type=count, default=48)
     parser.add_argument(
-        "--at-least", type=float, default=0.0, help="ratio that no row may lie below, with 95 % confidence"
+        "--at-least", type=float, default=0.0, help="ratio that no row may lie below, with 95 %% confidence"
     )
     options, flags = parser.parse_known_args(argv)
     console = Console(stderr=options.json, highlight=False, width=140)
