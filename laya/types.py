@@ -158,6 +158,25 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
     note: str
 
 
+class VariantPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of several that hold the same model, as it was planned; `need_bytes` at the settings of that plan."""
+
+    id: str
+    quantization: str  # "q8_0"; of a Hugging Face folder "awq", or "none"
+    need_bytes: int
+    fits: bool
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """The file that `quantization` chose, and why. `tried`: those that were planned, the best quality first."""
+
+    id: str
+    quantization: str
+    path: str
+    reason: str
+    tried: list[VariantPlan]
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a model needs, what there is, what was chosen and why. `laya plan --json` is this."""
 
@@ -170,6 +189,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str  # one line, article B's 80 % rule
     exact: bool = True  # False: the architecture is unknown and the figures are a named upper bound
     notes: list[str] = []
+    variant: Variant | None = None  # where `quantization` is said
 
     @property
     def need_bytes(self) -> int:

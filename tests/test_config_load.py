@@ -264,7 +264,7 @@ def test_every_foreign_key_leads_to_a_key_of_ours() -> None:
     ("text", "expected"),
     [
         ("quantization: awq", "quantization 'awq': llama.cpp does not run it: engine: vllm does"),
-        ("quantization: q4_k_m", "choose it by the model's name"),
+        ("quantization: q4_m", "quantization 'q4_m': did you mean q4_k_m?"),
         ("gpus: [1, 1]", "gpus [1, 1]: each GPU is named once"),
         ("tensor_split: [0, 0]", "tensor_split [0.0, 0.0]: no GPU would get a layer"),
         ("gpus: [0, 1]\nmodels: {m: {tensor_split: [1]}}", "models.m.tensor_split: 1 shares for the 2 of gpus"),
@@ -286,7 +286,8 @@ def test_a_value_that_cannot_be_honoured_is_refused(text: str, expected: str) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["quantization: none", "quantization: auto", "quantization:", "replicas: 1", "gpus: []", "gpu_layers: 0",
+    "text", ["quantization: none", "quantization: auto", "quantization: Q4_K_M", "quantization:",
+             "replicas: 1", "gpus: []", "gpu_layers: 0",
              "gpu_layers: auto", "gpu_layers: all", "gpus: [0, 2]\ntensor_split: [3, 1]", "experts_on_cpu: 0",
              "overflow: refuse", "overflow: trim", "kv_cache_dtype: iq4_nl",
              "kv_cache_dtype: auto"]

@@ -198,7 +198,7 @@ def _answer(asked: _Question, settings: dict[str, Any]) -> int:
     more = clamped_notes(asked.budget_text(config), budget)
     subject = msgspec.structs.replace(subject, notes=(*subject.notes, *more))
     if asked.table:
-        return _table(subject, budget, asked.as_json)
+        return _table(subject.of_variant(subject.plan(budget)), budget, asked.as_json)
     return _one(subject, budget, line, asked.as_json)
 
 
@@ -206,6 +206,7 @@ def _one(subject: Subject, budget: Budget, line: Line, as_json: bool) -> int:
     """One model's ledger."""
     rates = kept_rates()
     made = subject.plan(budget, rates)
+    subject = subject.of_variant(made)
     speed = speed_of(subject.model, subject.asked, made, rates)
     instead = [] if made.fits else alternatives(subject, made, line, rates)
     budget = model_budget(subject.asked, budget)

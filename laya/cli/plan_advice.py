@@ -15,8 +15,8 @@ import msgspec
 from laya.cli.plan_line import Alternative, Line
 from laya.cli.plan_model import Subject, subject_named
 from laya.config import parse_budget
+from laya.config.quantization import split_kind
 from laya.errors import LayaError
-from laya.gateway.instead import base_name
 from laya.memory import size_text
 from laya.memory.advice import CARD_GIB, SOLD_GIB
 from laya.memory.fit import choices
@@ -84,10 +84,10 @@ def _other_models(
     bare = _bare(line, (*names, *LIMITS))
     fewer = (_named(name, bare, "the same model in fewer bits", rates) for name in _variants(subject, line))
     found = [each for each in fewer if each is not None][:1]
-    weights, base = subject.model.facts.weights_bytes, base_name(subject.model.id)
+    weights, base = subject.model.facts.weights_bytes, split_kind(subject.model.id)[0]
     known = [entry for entry in entries() if entry.file_bytes < weights and entry.task == subject.asked.task]
     for entry in sorted(known, key=lambda entry: -entry.file_bytes):
-        other = _named(entry.id, bare, f"smaller: {entry.what_for}", rates) if base_name(entry.id) != base else None
+        other = _named(entry.id, bare, f"smaller: {entry.what_for}", rates) if split_kind(entry.id)[0] != base else None
         if other is not None and len(found) < OTHER_MODELS:
             found.append(other)
     return found
@@ -108,11 +108,11 @@ def _named(name: str, line: Line, note: str, rates: MachineRates | None) -> Alte
 
 def _variants(subject: Subject, line: Line) -> list[str]:
     """Other quantizations of this model, on this disk and in the catalogue, the largest first."""
-    base, config = base_name(subject.model.id), line.asking.config
+    base, config = split_kind(subject.model.id)[0], line.asking.config
     here = available(models_dir=Path(config.models_dir))
     sizes = {entry.id: entry.file_bytes for entry in entries()} | {file.id: file.file_bytes for file in here}
     smaller = [name for name, n_bytes in sizes.items() if n_bytes < subject.model.facts.weights_bytes]
-    return sorted((name for name in smaller if base_name(name) == base), key=lambda name: -sizes[name])
+    return sorted((name for name in smaller if split_kind(name)[0] == base), key=lambda name: -sizes[name])
 
 
 def _cards(subject: Subject, line: Line, counts: tuple[int, ...], rates: MachineRates | None) -> list[Alternative]:

@@ -7,6 +7,7 @@ downloaded: of a model that lies elsewhere only the headers are read.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ import msgspec
 from laya.cli.fit import learned_of, model_shape
 from laya.cli.gpus import gpus_here
 from laya.config import Config, ResolvedModel, with_settings
+from laya.config.quantization import split_kind
 from laya.config.units import parse_limit
 from laya.engines.builds import packages_for
 from laya.errors import BadModelFile, ConfigError, ModelNotPulled
+from laya.gateway.kind_llamacpp import LlamaCppKind
+from laya.gateway.variants import Candidate, candidates, choose, find_model, is_choosing
 from laya.memory import Budget, ModelFacts, read_facts
 from laya.memory.engine_facts import LLAMA_SERVER, EngineFacts, built_in_engine
 from laya.memory.facts import facts_before_download
@@ -30,8 +34,8 @@ from laya.memory.plan_source import AS_GGUF, facts_anywhere
 from laya.memory.planner import Model
 from laya.memory.rates import MachineRates
 from laya.memory.vllm_place import usable_bytes
-from laya.models import entries, home_path, is_config_alone, is_remote, open_remote, resolve
-from laya.types import AskedSettings, Plan, Task
+from laya.models import entries, home_path, is_config_alone, is_remote, open_remote
+from laya.types import AskedSettings, ModelFile, Plan, Task
 
 NOT_HERE = "an upper bound: the file is not here, so its tensor table and vocabulary are estimated"
 
@@ -44,11 +48,22 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     asked: AskedSettings
     is_exact: bool = True
     notes: tuple[str, ...] = ()
+    variants: tuple[tuple[Candidate, Subject], ...] = ()  # where `quantization` is said: the best quality first
+    settings: ResolvedModel | None = None  # of the model, there
 
     def plan(self, budget: Budget, rates: MachineRates | None = None, *, suggests: bool = True) -> Plan:
         """Raises ConfigError for settings that no memory could give."""
+        if self.variants and self.settings is not None:
+            of_path = {each.file.path: subject for each, subject in self.variants}
+            found = [each for each, _ in self.variants]
+            return choose(found, lambda file: of_path[file.path].plan(budget, rates, suggests=suggests), self.settings)
         plan = fit(self.model, self.asked, budget, rates, suggests=suggests)
         return msgspec.structs.replace(plan, exact=plan.exact and self.is_exact, notes=[*plan.notes, *self.notes])
+
+    def of_variant(self, plan: Plan) -> Subject:
+        """The one that this plan of it is for."""
+        path = plan.variant.path if plan.variant is not None else None
+        return next((subject for each, subject in self.variants if str(each.file.path) == path), self)
 
 
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,11 +131,25 @@ def cards_of(text: str | None) -> tuple[int, ...]:
 
 
 def _on_disk(name: str, source: str, asking: Asking) -> Subject:
-    file = resolve(source, models_dir=Path(asking.config.models_dir), home=home_path())
-    model_id = name if name in asking.config.models else file.id
-    asked, settings = asking.of(model_id, file.task)
+    config = asking.config
+    models_dir, home = Path(config.models_dir), home_path()
+    settings = with_settings(config, asking.settings, name).for_model(name)
+    file = find_model(msgspec.structs.replace(settings, source=source), models_dir=models_dir, home=home)
+    is_base = is_choosing(settings) and split_kind(file.id)[0] == name.casefold()
+    model_id = name if name in config.models or is_base else file.id
+    settings = asking.of(model_id)[1]
     if file.format != "gguf":
         return _described_by_hf(name, facts_anywhere(file.path), asking, model_id=model_id)
+    own = _of_file(name, model_id, file, asking)
+    if not is_choosing(settings):
+        return own
+    found = candidates(settings, file, partial(LlamaCppKind().check, settings), models_dir=models_dir, home=home)
+    variants = tuple((each, _of_file(name, model_id, each.file, asking)) for each in found)
+    return msgspec.structs.replace(own, variants=variants, settings=settings)
+
+
+def _of_file(name: str, model_id: str, file: ModelFile, asking: Asking) -> Subject:
+    asked, settings = asking.of(model_id, file.task)
     is_bundled = settings.engine_path is None and packages_for(None, home_path()) is None
     engine = built_in_engine() if is_bundled else LLAMA_SERVER
     model = _model(model_id, read_facts(file.path), asked, asking, engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from laya.config.places import DATABASE
 from laya.errors import ConfigError, StoreError
 from laya.gateway.corrections import Corrections, nothing_learned
 from laya.gateway.kinds import kind_of
+from laya.gateway.variants import Candidate, candidates, choose, is_choosing
 from laya.memory import Budget
 from laya.memory.rates import MachineRates
 from laya.models import home_path
@@ -27,15 +29,23 @@ class ProgramSubject(msgspec.Struct, frozen=True, kw_only=True):
     settings: ResolvedModel
     asked: AskedSettings
     file: ModelFile
+    variants: tuple[Candidate, ...] = ()  # where `quantization` is said: the best quality first
 
     def plan(self, budget: Budget, rates: MachineRates | None = None) -> Plan:
         """What its engine would be started with."""
         learned = Corrections(home_path() / DATABASE)
-        kind = kind_of(self.settings)
         try:
-            return kind.plan(self.settings, self.file, self.asked, budget, learned)
+            return self._plan(budget, learned)
         except StoreError:  # a plan needs no database
-            return kind.plan(self.settings, self.file, self.asked, budget, nothing_learned())
+            return self._plan(budget, nothing_learned())
+
+    def _plan(self, budget: Budget, learned: Corrections) -> Plan:
+        settings, kind = self.settings, kind_of(self.settings)
+
+        def plan_of(file: ModelFile) -> Plan:
+            return kind.plan(settings, file, self.asked, budget, learned)
+
+        return choose(self.variants, plan_of, settings) if self.variants else plan_of(self.file)
 
 
 def any_subject(name: str, asking: Asking) -> Subject | ProgramSubject:
@@ -43,8 +53,12 @@ def any_subject(name: str, asking: Asking) -> Subject | ProgramSubject:
     settings = with_settings(asking.config, asking.settings, name).for_model(name)
     if settings.engine == "llamacpp":
         return subject_named(name, asking)
-    file = kind_of(settings).find(settings, models_dir=Path(asking.config.models_dir), home=home_path())
-    return ProgramSubject(settings=settings, asked=settings.asked(), file=file)
+    kind, models_dir, home = kind_of(settings), Path(asking.config.models_dir), home_path()
+    file = kind.find(settings, models_dir=models_dir, home=home)
+    variants: list[Candidate] = []
+    if is_choosing(settings):
+        variants = candidates(settings, file, partial(kind.check, settings), models_dir=models_dir, home=home)
+    return ProgramSubject(settings=settings, asked=settings.asked(), file=file, variants=tuple(variants))
 
 
 def show_program_plan(

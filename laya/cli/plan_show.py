@@ -30,6 +30,13 @@ def show_devices(console: Console, made: Plan, budget: Budget) -> None:
 def show_choices(console: Console, made: Plan, yours: Mapping[str, Any]) -> None:
     """What was chosen and why, what was asked, and what is to be known. yours: settings as they were asked."""
     settings = made.settings
+    if made.variant is not None:
+        chosen, reason = made.variant, made.variant.reason
+        console.print(
+            f" [dim]chosen[/]   quantization [bold]{shown(chosen.quantization)}[/]  {shown(chosen.path)}  "
+            f"[dim]{shown(reason)}[/]",
+            soft_wrap=True,
+        )
     for name, reason in made.reasons.items():
         text = _value_text(name, getattr(settings, name))
         console.print(f" [dim]chosen[/]   {name} [bold]{text}[/]  [dim]{reason}[/]", soft_wrap=True)

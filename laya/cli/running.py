@@ -50,6 +50,10 @@ def ps(as_json: Json = False) -> None:
     if shown_models:
         print_table(console, table)
     for model in shown_models:
+        variant = (model["plan"] or {}).get("variant")
+        if variant:
+            words = f"{model['id']}: {variant['quantization']} ({variant['id']}), {variant['reason']}"
+            console.print(f"[dim]{shown(words)}[/]", soft_wrap=True)
         if model["error"]:  # on a line of its own: it is a sentence, and the table has no room for one
             console.print(f"[red]{shown(model['id'])}: {shown(model['error'])}[/]", soft_wrap=True)
     for peer in state.get("peers", []):

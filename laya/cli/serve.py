@@ -25,6 +25,7 @@ from laya.gateway.live_keys import lasts
 from laya.gateway.operating import ConfigSource
 from laya.gateway.server import Gateway
 from laya.gateway.server import run as run_server
+from laya.gateway.variants import file_of
 from laya.memory import GpuMeter, size_text
 from laya.models import home_path
 from laya.routing import NATIVE, WHY_NOT_NATIVE
@@ -93,7 +94,7 @@ def _say_loaded(console: Console, gateway: Gateway, endpoint: Endpoint) -> None:
     status = next(status for status in gateway.fleet.statuses() if status.id == endpoint.model_id)
     plan = status.plan
     assert plan is not None
-    file = gateway.fleet.files[endpoint.model_id]
+    file = file_of(plan, gateway.fleet.files[endpoint.model_id])
     console.print(f" [dim]model[/]     {endpoint.model_id}   {file.path.name}")
     for device in plan.devices:
         terms = "   ".join(f"{name} {n_bytes / MIB:.1f}" for name, n_bytes in device.terms.items() if n_bytes)
@@ -102,6 +103,8 @@ def _say_loaded(console: Console, gateway: Gateway, endpoint: Endpoint) -> None:
             f" [dim]plan[/]      {device.device}, {size_text(device.budget_bytes)} for engines: {terms}"
             f"   = {device.total_bytes / MIB:.0f} MiB, {share:.0f} %"
         )
+    if plan.variant is not None:
+        console.print(f"           [dim]quantization {plan.variant.quantization}: {shown(plan.variant.reason)}[/]")
     for name, reason in plan.reasons.items():
         console.print(f"           [dim]{name} {getattr(plan.settings, name, '')}: {reason}[/]")
     ceiling = gateway.ceilings.words(endpoint.name)

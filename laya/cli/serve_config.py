@@ -21,10 +21,11 @@ from laya.config.keys import hash_key, new_key
 from laya.config.load import config_from
 from laya.config.places import DATABASE, config_path
 from laya.config.ray import RayConfig, address_fault
-from laya.errors import ConfigError, LayaError
+from laya.errors import ConfigError, LayaError, ModelNotFound
 from laya.gateway.kinds import kind_of
 from laya.gateway.live_keys import lasts, read_keys
 from laya.models import home_path, resolve
+from laya.models.variants import variants_named
 
 
 class Served(NamedTuple):
@@ -130,14 +131,14 @@ def _with_names(config: Config, words: list[str], settings: dict[str, Any]) -> t
         return words, with_settings(config, {"source": source}, words[0])
     names = []
     for word in words or ([source] if source is not None else []):
-        name, config = _named(config, word)
+        name, config = _named(config, word, settings.get("quantization"))
         names.append(name)
     if settings.get("aliases") and not names:
         raise ConfigError("An alias is of a model that is named with it: laya serve MODEL --served-model-name NAME")
     return list(dict.fromkeys(names)), config
 
 
-def _named(config: Config, name: str) -> tuple[str, Config]:
+def _named(config: Config, name: str, quantization: str | None = None) -> tuple[str, Config]:
     """The id of a model that is named on the command line, and the config with it when the name is a path.
 
     Raises what is wrong with the name or the file.
@@ -153,11 +154,18 @@ def _named(config: Config, name: str) -> tuple[str, Config]:
     if known in config.models:
         try:
             settings = config.for_model(known)
+            settings = msgspec.structs.replace(settings, quantization=quantization or settings.quantization)
             kind_of(settings).find(settings, models_dir=Path(config.models_dir), home=home_path())
         except LayaError as error:  # other models are served without it, but this one was asked for
             raise ConfigError(f"models.{known}: {error.message}", param="models") from error
         return known, config
-    file = resolve(name, models_dir=Path(config.models_dir), home=home_path())
+    models_dir, home = Path(config.models_dir), home_path()
+    try:
+        file = resolve(name, models_dir=models_dir, home=home)
+    except ModelNotFound:
+        if quantization is None or not variants_named(name, models_dir=models_dir, home=home):
+            raise
+        return name, msgspec.structs.replace(config, models=config.models | {name: ModelConfig()})
     if not Path(name).exists():
         return file.id, config
     entry = ModelConfig(source=str(file.path.absolute()))

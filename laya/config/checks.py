@@ -16,6 +16,7 @@ from laya.config.check_routing import check_routing
 from laya.config.document import Document, KeyPath, dotted
 from laya.config.peers import check_peers
 from laya.config.pools import check_spillover
+from laya.config.quantization import AUTO, GGUF_KINDS, NONE
 from laya.config.ray import address_fault
 from laya.config.schema import Config
 from laya.config.settings import KV_CACHE_DTYPES, VLLM_KV_CACHE_DTYPES, ModelSettings
@@ -133,11 +134,13 @@ def _check_gpu_numbers(config: Config, document: Document) -> None:
 
 
 def _quantization(value: str) -> str | None:
-    if value.lower() in ("none", "auto"):
+    kind = value.lower()
+    if kind in (AUTO, NONE, *GGUF_KINDS):
         return None
-    if value.lower().startswith(("q2", "q3", "q4", "q5", "q6", "q8", "iq", "f16", "bf16", "mxfp4")):
-        return "a GGUF file is quantized already; choose it by the model's name, such as qwen3-8b:q4_k_m"
-    return "llama.cpp does not run it: engine: vllm does, or a GGUF variant of the model, such as qwen3-8b:q4_k_m"
+    if kind in VLLM_QUANTIZATIONS:
+        return "llama.cpp does not run it: engine: vllm does, or a GGUF type of its size, such as q4_k_m"
+    close = nearest(kind, (AUTO, NONE, *GGUF_KINDS))
+    return (f"did you mean {close}? " if close else "") + f"There are auto, none, {', '.join(GGUF_KINDS)}"
 
 
 def _kv_cache_dtype(value: str) -> str | None:
@@ -148,7 +151,7 @@ def _kv_cache_dtype(value: str) -> str | None:
 
 
 def _vllm_quantization(value: str) -> str | None:
-    if value.lower() in ("none", "auto", *VLLM_QUANTIZATIONS):
+    if value.lower() in (AUTO, NONE, *VLLM_QUANTIZATIONS):
         return None
     close = nearest(value.lower(), VLLM_QUANTIZATIONS)
     return (f"did you mean {close}? " if close else "") + f"There are {', '.join(VLLM_QUANTIZATIONS)}"

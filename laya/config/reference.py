@@ -70,7 +70,6 @@ _EXAMPLE_RULE = (
 _WRITTEN_DEFAULTS = {
     "kv_cache_dtype": "auto",
     "kv_pool_tokens": None,
-    "quantization": "none",
     "budget": "80%",
 }
 _WRITTEN_UNITS = {"bytes": format_bytes, "duration": format_duration}

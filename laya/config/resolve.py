@@ -12,10 +12,11 @@ from laya.config.cost import Cost
 from laya.config.model_limits import ModelLimits
 from laya.config.peers import read_peer, split_name
 from laya.config.program import Program, read_program
+from laya.config.quantization import split_kind
 from laya.config.remote import Remote, read_remote
 from laya.config.schema import Config, ModelConfig
 from laya.config.settings import EngineName, ModelSettings, SamplingDefaults
-from laya.config.vllm import INSTEAD, VLLM_KEYS, Vllm, not_vllms, read_vllm
+from laya.config.vllm import INSTEAD, VLLM_KEYS, VLLM_QUANTIZATIONS, Vllm, not_vllms, read_vllm
 from laya.errors import ConfigError
 from laya.types import ALL_LAYERS, AskedSettings, RoutePolicy, Task
 
@@ -49,7 +50,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_bytes: int | None = 0  # None: auto
     default_max_tokens: int = 1024
     enable_streaming: bool = True
-    quantization: str | None = None
+    quantization: str | None = None  # auto, none, or a kind; None: the file as it is named
     memory_limit_bytes: int | None = None  # of RAM; None: the budget alone bounds it
     n_threads: int | None = None
     gpu_layers: int | None = None
@@ -122,8 +123,11 @@ def resolve(config: Config, model_id: str) -> ResolvedModel:
     if peered is not None:
         said = {name: value for name, value in said.items() if name not in _PEERS_OWN}
     decided = {name: value for name, value in said.items() if value not in ("auto", None) or name in _AUTO_IS_SAID}
-    if decided.get("quantization") == "none":
-        del decided["quantization"]
+    if said.get("quantization") is not None:
+        decided["quantization"] = said["quantization"].lower()
+    is_of_all, own_kind = _said(entry).get("quantization") is None, split_kind(canonical_id)[1]
+    if is_of_all and own_kind is not None and decided.get("quantization") not in VLLM_QUANTIZATIONS:
+        decided.pop("quantization", None)  # said for all models, and this name says its own
     if decided.get("engine") == "vllm":
         _check_vllm(config, entry, canonical_id)
     ttl_s = decided.pop("ttl", None)

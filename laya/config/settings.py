@@ -110,7 +110,10 @@ class ModelSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = UNSET
     quantization: Annotated[
         str | UnsetType | None,
-        Meta(description="none or auto: the file as it is; awq, gptq and others say what engine: vllm is to find."),
+        Meta(
+            description="Which variant at hand: auto = the best that fits; none = 16 bits; q4_k_m, ...; vllm: awq, "
+            "...; null = as named."
+        ),
     ] = UNSET
     memory_limit: Annotated[
         Limit | UnsetType | None,

@@ -13,8 +13,10 @@ from pathlib import Path
 import msgspec
 
 from laya.config import Config
+from laya.config.quantization import split_kind
 from laya.errors import ConfigError, LayaError, ModelMisconfigured
 from laya.gateway.kinds import kind_of
+from laya.gateway.variants import is_choosing
 from laya.types import ModelFile, ModelStatus
 
 TRY_EVERY_S = 1.0
@@ -82,4 +84,7 @@ class Entries:
             return None
         self.faults.pop(model_id, None)
         self._failed_s.pop(model_id, None)
-        return msgspec.structs.replace(file, id=model_id, aliases=(*settings.aliases, file.id, *file.aliases))
+        names = (file.id, *file.aliases)
+        if is_choosing(settings):  # the name of one variant is not that of all
+            names = tuple(name for name in names if split_kind(name)[1] is None)
+        return msgspec.structs.replace(file, id=model_id, aliases=(*settings.aliases, *names))

@@ -41,6 +41,7 @@ from laya.gateway.shown import Shown
 from laya.gateway.slots import slots_of
 from laya.gateway.threads import Threads
 from laya.gateway.turns import Turns
+from laya.gateway.variants import file_of, is_choosing
 from laya.gateway.waiting import sweep_waiting
 from laya.gateway.watch import Watch
 from laya.memory import Budget, Machine
@@ -211,7 +212,8 @@ class Fleet(Shown):
         self.peers.check(endpoint.model_id)
         file = self.files[endpoint.model_id]
         kind = kind_of(endpoint.settings)
-        kind.check(endpoint.settings, file)
+        if not is_choosing(endpoint.settings):  # else each variant is, when one is chosen
+            kind.check(endpoint.settings, file)
         anyway = self.config.memory.anyway or self._outgrown.is_insisted(name)
         self.started_with[name] = endpoint.settings, file
         if is_placed:
@@ -221,7 +223,7 @@ class Fleet(Shown):
         plan = await self.loading.reserve(endpoint, file, anyway=anyway)
         self.plans[name], endpoint.no_room = plan, None
         grant = self.threads.admit(endpoint, plan.settings.n_threads)
-        return kind.start(endpoint.settings, file, plan, grant, name=name)
+        return kind.start(endpoint.settings, file_of(plan, file), plan, grant, name=name)
 
     def leaving_order(self, wanted: Endpoint | None, *, at_once: bool = False) -> list[Endpoint]:
         """`may_leave_for`, of this machine."""

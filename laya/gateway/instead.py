@@ -5,10 +5,10 @@ Plans are made by whoever asks, as a load would make them; nothing is loaded.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
+from laya.config.quantization import split_kind
 from laya.errors import LayaError
 from laya.types import ModelFile, Plan
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 ENOUGH = 3
 MOST_TRIED = 16  # each is a header that is read
-_QUANTIZATION = re.compile(r"[-.:_](?:ud-)?(?:i?q\d\w*|[bf]?f(?:16|32)|mxfp4\w*|fp8|awq|gptq)$")
 
 
 async def models_that_fit(
@@ -30,7 +29,7 @@ async def models_that_fit(
 
     Those with smaller files come before the rest, of which one may fit by its settings.
     """
-    base, by_id, loaded = base_name(wanted.model_id), {}, set()
+    base, by_id, loaded = split_kind(wanted.model_id)[0], {}, set()
     for other, own in others:
         if other.settings.task == wanted.settings.task and other.model_id != wanted.model_id:
             by_id[other.model_id] = other, own
@@ -40,7 +39,7 @@ async def models_that_fit(
 
     def order(each: tuple[Endpoint, ModelFile]) -> tuple[bool, bool, int]:
         n_bytes = each[1].file_bytes
-        return n_bytes >= file.file_bytes, base_name(each[0].model_id) != base, -n_bytes
+        return n_bytes >= file.file_bytes, split_kind(each[0].model_id)[0] != base, -n_bytes
 
     found: list[str] = []
     for other, own in sorted(at_hand, key=order)[:MOST_TRIED]:
@@ -53,8 +52,3 @@ async def models_that_fit(
         if len(found) == ENOUGH:
             break
     return found
-
-
-def base_name(model_id: str) -> str:
-    """`qwen3-8b:q4_k_m`, `Qwen3-8B-Q4_K_M` -> `qwen3-8b`."""
-    return _QUANTIZATION.sub("", model_id.rpartition("/")[2].casefold().removesuffix(".gguf"))

@@ -13,8 +13,9 @@ from laya.engines.settings import EngineSettings, Pooling
 from laya.errors import NotSupported
 from laya.gateway.corrections import Corrections
 from laya.gateway.rates import kept_rates
+from laya.gateway.variants import find_model
 from laya.memory import LLAMA_SERVER, Budget, ceiling_bytes, plan_file, read_facts, read_header
-from laya.models import home_path, resolve
+from laya.models import home_path
 from laya.types import AskedSettings, ModelFile, Plan
 
 UNTOLD = ("rocm", "vulkan")  # builds for cards whose memory NVML does not tell
@@ -24,7 +25,7 @@ class LlamaCppKind:
     """See kinds.Kind."""
 
     def find(self, settings: ResolvedModel, *, models_dir: Path, home: Path) -> ModelFile:
-        return resolve(settings.source or settings.id, models_dir=models_dir, home=home)
+        return find_model(settings, models_dir=models_dir, home=home)
 
     def check(self, settings: ResolvedModel, file: ModelFile) -> None:
         check_servable(file)

@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 
 from laya.config import ResolvedModel
+from laya.config.quantization import AUTO, NONE
 from laya.config.vllm import Vllm
 from laya.engines.cpu import cpu_flags
 from laya.engines.vllm import CPU_BLOCK_TOKENS, VllmEngineSettings, tool_parser_of
 from laya.engines.vllm_build import VllmBuild, find_build
 from laya.errors import ConfigError, NotSupported
 from laya.gateway.corrections import Corrections
+from laya.gateway.variants import find_model
 from laya.memory import Budget, HfFacts, Machine, VllmSettings, ceiling_bytes, facts_of_hf, plan_vllm
 from laya.memory.correction import MOST_SHARE
 from laya.memory.gpu import GpuMemory, GpuMeter
@@ -22,7 +24,7 @@ from laya.memory.hf import local_model
 from laya.memory.hf_complete import check_complete
 from laya.memory.placement import CPU
 from laya.memory.vllm_place import chosen_cards, usable_bytes
-from laya.models import home_path, resolve
+from laya.models import home_path
 from laya.types import AskedSettings, ModelFile, Plan
 
 CPU_BATCHED_TOKENS, GPU_BATCHED_TOKENS = 2048, 8192
@@ -37,7 +39,7 @@ class VllmKind:
     """See kinds.Kind."""
 
     def find(self, settings: ResolvedModel, *, models_dir: Path, home: Path) -> ModelFile:
-        return resolve(settings.source or settings.id, models_dir=models_dir, home=home)
+        return find_model(settings, models_dir=models_dir, home=home)
 
     def check(self, settings: ResolvedModel, file: ModelFile) -> None:
         build = _build(settings)
@@ -87,7 +89,7 @@ class VllmKind:
             planned=plan.settings,
             kv_cache_bytes=max(kept),
             gpu_share=None if build.is_cpu else _share(plan, settings),
-            quantization=settings.quantization,
+            quantization=None if settings.quantization in (AUTO, NONE) else settings.quantization,
             args=settings.args,
             gpus=settings.gpus,
             import_path=LAYAS_MODELS if _said(file, "config.json").get("model_type") == "laya" else None,
@@ -172,7 +174,7 @@ def _share(plan: Plan, settings: ResolvedModel) -> float:
 def check_checkpoint(settings: ResolvedModel, found: HfFacts) -> None:
     """Raise ConfigError where it is quantized in another way than the user said."""
     said, method = settings.quantization, found.quantization
-    if said is not None and said.lower() not in ("auto", method):
+    if said not in (None, AUTO, method or NONE):
         here = f"is quantized as {method}" if method else "is not quantized"
         hint = f"write quantization: {method}, or leave it out" if method else "leave it out"
         raise ConfigError(f"models.{settings.id}.quantization {said}: the checkpoint {here}; {hint}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laya.gateway.standing import fallen_words
+from laya.gateway.variants import variant_words
 from laya.types import EngineAddress
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ class LoadEvents:
         """Its engine has another state: a load has ended, or one begins. ready_at: it is ready, there."""
         self._told.pop(endpoint.name, None)
         if ready_at is not None:
-            text = f"'{endpoint.name}' is ready"
+            plan = self._fleet.plans.get(endpoint.name)
+            words = variant_words(plan) if plan is not None else ""
+            text = f"'{endpoint.name}' is ready" + (f" as {words}" if words else "")
             self._fleet.events.add("ready", text, level="info", model=endpoint.model_id, percent=100)
             layers = ready_at.gpu_layers
             if layers is not None and layers.is_short:

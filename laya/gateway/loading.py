@@ -11,6 +11,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -23,11 +25,13 @@ from laya.gateway.corrections import Corrections
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.instead import models_that_fit
 from laya.gateway.kinds import kind_of
+from laya.gateway.variants import is_choosing, plan_best, tell_variants
 from laya.memory import Budget, Ledger, Machine, refusal, size_text
 from laya.types import AskedSettings, ModelFile, Plan
 
 if TYPE_CHECKING:
     from laya.gateway.replicas import Replicas
+    from laya.gateway.roster import Roster
     from laya.gateway.threads import Threads
 
 logger = logging.getLogger(__name__)
@@ -44,6 +48,7 @@ class Others(Protocol):
     files: dict[str, ModelFile]
     threads: Threads
     together: Replicas
+    roster: Roster
 
     def leaving_order(self, wanted: Endpoint | None) -> list[Endpoint]: ...
     def kept_for(self, endpoint: Endpoint) -> list[Endpoint]: ...
@@ -101,15 +106,28 @@ class Loading:
         settings: ResolvedModel | None = None,
         *,
         n_threads: int | None = None,
+        is_chosen: bool = False,
     ) -> Plan:
-        """What the model needs, and what it would be started with inside this budget.
+        """What the model needs, and what it would be started with inside this budget: of its variants the best that
+        fits, where `quantization` is said.
 
         settings: others than it has now; what engines of it run with does not bind those. n_threads: where the user
-        says none, on another machine than this.
+        says none, on another machine than this. is_chosen: this very file.
         """
         asked = self._asked(endpoint, n_threads) if settings is None else settings.asked()
-        settings = settings or endpoint.settings
-        return await asyncio.to_thread(kind_of(settings).plan, settings, file, asked, budget, self._corrections)
+        twin_path = self._others.together.variant_path(endpoint) if settings is None else None
+        wanted = settings or endpoint.settings
+        kind = kind_of(wanted)
+
+        def plan_of(each: ModelFile) -> Plan:
+            return kind.plan(wanted, each, asked, budget, self._corrections)
+
+        if is_chosen or not is_choosing(wanted):
+            return await asyncio.to_thread(plan_of, file)
+        places = Path(self._config.models_dir), self._others.roster.home
+        return await asyncio.to_thread(
+            plan_best, wanted, file, plan_of, partial(kind.check, wanted), *places, twin_path
+        )
 
     async def plan_in_place(self, endpoint: Endpoint, settings: ResolvedModel, file: ModelFile) -> Plan:
         """What would be started instead of its engine, in what that holds, what is free and what idle models hold."""
@@ -223,7 +241,7 @@ class Loading:
             whole = msgspec.structs.replace(whole, limit=f"{whole.limit}, less what {stays}: {words}")
         at_hand = [(other, self._others.files[other.model_id]) for other in self._others.endpoints.values()]
         models = await models_that_fit(endpoint, file, at_hand, lambda other, own: self.plan(other, own, whole))
-        raise refusal(plan, whole, models)
+        raise tell_variants(refusal(plan, whole, models), plan)
 
     def _busy(self, endpoint: Endpoint, plan: Plan, limit: str) -> MemoryBusy:
         """Who holds the rest. plan: the one that does not fit in what can be had now."""

@@ -28,6 +28,7 @@ from laya.gateway.endpoint import Endpoint
 from laya.gateway.kinds import kind_of
 from laya.gateway.loading import Loading
 from laya.gateway.node_accounts import account, cores_account, free_cores, gpus_for_one
+from laya.gateway.variants import file_of, is_choosing
 from laya.memory import Budget, budget_within, ceiling_bytes, plan_bytes_within, refusal, size_text
 from laya.types import ModelFile, Plan
 
@@ -85,6 +86,10 @@ class Placing:
     ) -> tuple[PlacedSettings, Plan]:
         """What an engine is started with, its bytes promised on its node. Raises what refuses it."""
         async with self._lock:
+            variant = None
+            if is_choosing(endpoint.settings):  # once, as its file must be on the node
+                chosen = await self._others.loading.plan(endpoint, file, self.budget())
+                file, variant = file_of(chosen, file), chosen.variant
             spot, plan = await self._place(endpoint, file, anyway=anyway)
             settings = kind_of(endpoint.settings).start(endpoint.settings, file, plan, None, name=endpoint.name)
             assert isinstance(settings, EngineSettings)
@@ -102,7 +107,8 @@ class Placing:
             ledger.reserve(endpoint.name, account(spot.node.name), settings.ceiling_bytes, overdraw=not plan.fits)
             ledger.reserve(endpoint.name, cores_account(spot.node.name), plan.settings.n_threads, overdraw=True)
             endpoint.node = spot.node.name
-            return PlacedSettings(node=spot.node, engine=settings, n_gpus=len(plan.settings.gpus)), plan
+            placed = PlacedSettings(node=spot.node, engine=settings, n_gpus=len(plan.settings.gpus))
+            return placed, msgspec.structs.replace(plan, variant=variant)
 
     def avoid(self, node: str) -> None:
         """An engine was lost there: for a while it gets none as long as another will do."""
@@ -203,7 +209,7 @@ class Placing:
         )
         ledger = self._others.loading.ledger
         n_threads = free_cores(ledger, endpoint.name, spot.node.name, spot.survey.n_cores)
-        return await self._others.loading.plan(endpoint, file, budget, n_threads=n_threads)
+        return await self._others.loading.plan(endpoint, file, budget, n_threads=n_threads, is_chosen=True)
 
     async def _leaving(self, endpoint: Endpoint, file: ModelFile, spot: Spot) -> list[Endpoint]:
         """The fewest idle models of that node whose leaving makes it fit; none where that does not help."""

@@ -111,8 +111,18 @@ class Replicas:
 
     def twin(self, endpoint: Endpoint, *, may_be_outdated: bool = False) -> PlannedSettings | None:
         """What another engine of its model runs with."""
+        other = self._twin(endpoint, may_be_outdated=may_be_outdated)
+        return other.planned if other is not None else None
+
+    def variant_path(self, endpoint: Endpoint) -> str | None:
+        """The variant that another engine of its model runs; None: there is none, or nothing was to choose."""
+        other = self._twin(endpoint)
+        plan = self._fleet.plans.get(other.name) if other is not None else None
+        return plan.variant.path if plan is not None and plan.variant is not None else None
+
+    def _twin(self, endpoint: Endpoint, *, may_be_outdated: bool = False) -> Endpoint | None:
         others = (each for each in self._fleet.replicas(endpoint) if each is not endpoint and each.planned is not None)
-        return next((each.planned for each in others if may_be_outdated or not self.is_outdated(each)), None)
+        return next((each for each in others if may_be_outdated or not self.is_outdated(each)), None)
 
     def to_load(self, endpoint: Endpoint) -> tuple[int, list[Endpoint]]:
         """How many engines of its model are still to be loaded, itself among them; and which of those run meanwhile,

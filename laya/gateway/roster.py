@@ -12,8 +12,10 @@ from pathlib import Path
 import msgspec
 
 from laya.config import Config
+from laya.config.quantization import split_kind
 from laya.errors import ConfigError, ModelNotFound, ModelNotPulled
 from laya.gateway.entries import Entries
+from laya.gateway.variants import is_choosing
 from laya.models import available, resolve
 from laya.types import ModelFile
 
@@ -107,7 +109,12 @@ class Roster:
         known = self.files.get(file.id)
         if known is not None and known.path == file.path:
             return file.id
-        return next((model_id for model_id, other in self.files.items() if other.path == file.path), None)
+        same = (model_id for model_id, other in self.files.items() if other.path == file.path)
+        return next((each for each in same if not self._is_one_of(file, each)), None)
+
+    def _is_one_of(self, file: ModelFile, model_id: str) -> bool:
+        """Whether it is called as one variant is, and the model runs as any of them."""
+        return split_kind(file.id)[1] is not None and is_choosing(self._config.for_model(model_id))
 
     def on_disk(self) -> list[ModelFile]:
         """What is in the store and in models_dir now. Reads the disk: not on the loop once it runs."""

@@ -16,27 +16,11 @@ import pytest
 
 from laya.bench.generated_models import GeneratedShape, generate
 from laya.errors import InsufficientMemory
-from laya.gateway.instead import base_name
 from tests.conftest import PROGRAM, ROOT, RunningServer
 
 from .fleet_world import World, in_world, plans_of
 
 __all__ = ["in_world"]
-
-
-@pytest.mark.parametrize(
-    ("model_id", "base"),
-    [
-        ("qwen3-8b:q4_k_m", "qwen3-8b"),
-        ("Qwen3-8B-Q4_K_M", "qwen3-8b"),
-        ("org/Qwen3-8B-UD-IQ2_XXS.gguf", "qwen3-8b"),
-        ("gpt-oss-20b-mxfp4", "gpt-oss-20b"),
-        ("smollm2-135m", "smollm2-135m"),
-        ("model.BF16", "model"),
-    ],
-)
-def test_name_without_its_quantization(model_id: str, base: str) -> None:
-    assert base_name(model_id) == base
 
 
 @pytest.mark.anyio
