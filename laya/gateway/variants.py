@@ -246,4 +246,5 @@ def _passed_words(passed: Sequence[tuple[Candidate, Plan]]) -> Iterator[str]:
             yield f"{each.quantization} would leave layers to the CPU"
         else:
             need, most = size_text(short.total_bytes), size_text(short.budget_bytes)
-            yield f"{each.quantization} would need {need} of {most}{where}"
+            kind = "unquantized" if each.quantization == NONE else each.quantization
+            yield f"{kind} would need {need} of {most}{where}"

