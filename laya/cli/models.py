@@ -36,6 +36,7 @@ from laya.models import (
 from laya.models import pull as pull_model
 from laya.models import remove as remove_model
 from laya.models import show as model_card
+from laya.models.shipped import shipped_models
 from laya.types import ModelFile
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -147,7 +148,8 @@ def list_models(
         _row(model, known.get(model.id) if model.origin == "pulled" else None, fitter.file(model)) for model in here
     ]
     ids = {model.id for model in here if model.origin == "pulled"}
-    rows += [_row(None, entry, fitter.entry(entry)) for entry in known.values() if entry.id not in ids]
+    shipped = {model.id: model for model in shipped_models()}
+    rows += [_row(shipped.get(entry.id), entry, fitter.entry(entry)) for entry in known.values() if entry.id not in ids]
     rows += _of_peers() if config.peers else []
     if as_json:
         print_json(rows)

@@ -24,6 +24,7 @@ from laya.memory.placement import CPU
 from laya.memory.rates import MachineRates
 from laya.memory.sizes import flag_text
 from laya.models import available, entries
+from laya.models.catalogue import suggested
 from laya.types import GIB, MIB, Plan
 
 ENOUGH = 3
@@ -85,7 +86,7 @@ def _other_models(
     fewer = (_named(name, bare, "the same model in fewer bits", rates) for name in _variants(subject, line))
     found = [each for each in fewer if each is not None][:1]
     weights, base = subject.model.facts.weights_bytes, split_kind(subject.model.id)[0]
-    known = [entry for entry in entries() if entry.file_bytes < weights and entry.task == subject.asked.task]
+    known = [entry for entry in suggested(subject.asked.task) if entry.file_bytes < weights]
     for entry in sorted(known, key=lambda entry: -entry.file_bytes):
         other = _named(entry.id, bare, f"smaller: {entry.what_for}", rates) if split_kind(entry.id)[0] != base else None
         if other is not None and len(found) < OTHER_MODELS:
@@ -143,9 +144,7 @@ def _smallest_cards(subject: Subject, line: Line, count: int, rates: MachineRate
 
 def _least(subject: Subject, line: Line, rates: MachineRates | None) -> Iterator[Alternative]:
     """Where no model fits: the least that the smallest one of the catalogue does with."""
-    smallest = min(
-        (entry for entry in entries() if entry.task == subject.asked.task), key=lambda entry: entry.file_bytes
-    )
+    smallest = min(suggested(subject.asked.task), key=lambda entry: entry.file_bytes)
     bare = _bare(line, LIMITS)
     other = subject_named(smallest.id, bare.asking)
     for each in bare.plan(other, rates).suggestions[-1:]:

@@ -14,6 +14,7 @@ from laya.models import catalogue
 from laya.models.catalogue import CatalogueEntry
 from laya.models.library import MODELS_DIR, Library, resolve
 from laya.models.manifest import Manifest
+from laya.models.shipped import SCHEME
 from laya.types import ModelFile
 
 
@@ -40,5 +41,5 @@ def show(name: str, *, models_dir: Path | None = MODELS_DIR, home: Path | None =
         id=file.id,
         file=file,
         manifest=Library(home).manifest(file.id) if pulled else None,
-        entry=catalogue.find(file.id) if pulled else None,
+        entry=catalogue.find(file.id) if pulled or file.origin == SCHEME else None,
     )

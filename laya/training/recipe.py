@@ -65,7 +65,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """AdamW; the learning rate rises over `warmup_steps`, then falls as a cosine to a tenth."""
+    """AdamW; the learning rate rises over `warmup_steps`, then falls as a cosine to a tenth.
+
+    At the end come `balance_steps` in which routers alone learn, at that tenth, with a balance loss of its own weight.
+    """
 
     tokens: int
     sequence_tokens: int = 256
@@ -76,9 +79,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_grad_norm: float = 1.0
     router_aux_loss_coef: float = 0.02
     router_z_loss_coef: float = 0.001
+    balance_steps: int = 0
+    balance_aux_loss_coef: float = 1.0
     checkpoint_steps: int = 100
     held_out_steps: int = 200
-    """How often the held-out text is looked at, on a part of it; at the end on all."""
+    """How often the held-out text is looked at, on a part of it; at the end, and before routers learn alone, on all."""
     held_out_tokens: int = 65536
     """At most so many, the same number of each topic."""
 
@@ -93,6 +98,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def steps(self) -> int:
+        """Those of all weights, and those of routers alone."""
+        return self.whole_steps + self.balance_steps
+
+    @property
+    def whole_steps(self) -> int:
         return max(1, self.tokens // self.step_tokens)
 
 
@@ -126,13 +136,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             num_experts_per_tok=1,
             intermediate_size=self.model.intermediate_size * self.model.num_experts_per_tok,
         )
-        train = msgspec.structs.replace(self.train, router_aux_loss_coef=0.0, router_z_loss_coef=0.0)
-        return msgspec.structs.replace(self, name=f"{self.name}-dense", model=model, train=train)
+        return msgspec.structs.replace(self, name=f"{self.name}-dense", model=model, train=self._unbalanced())
 
     def without_balance(self) -> Recipe:
         """The router's losses left out."""
-        train = msgspec.structs.replace(self.train, router_aux_loss_coef=0.0, router_z_loss_coef=0.0)
-        return msgspec.structs.replace(self, name=f"{self.name}-unbalanced", train=train)
+        return msgspec.structs.replace(self, name=f"{self.name}-unbalanced", train=self._unbalanced())
+
+    def _unbalanced(self) -> Schedule:
+        return msgspec.structs.replace(self.train, router_aux_loss_coef=0.0, router_z_loss_coef=0.0, balance_steps=0)
 
 
 def built_in() -> list[str]:

@@ -69,7 +69,7 @@ def learning_rate(schedule: Schedule, step: int) -> float:
     """Of this step, counted from 0."""
     if step < schedule.warmup_steps:
         return schedule.learning_rate * (step + 1) / schedule.warmup_steps
-    done = (step - schedule.warmup_steps) / max(1, schedule.steps - schedule.warmup_steps)
+    done = (step - schedule.warmup_steps) / max(1, schedule.whole_steps - schedule.warmup_steps)
     return schedule.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
@@ -107,20 +107,32 @@ def train(recipe: Recipe, corpus: Corpus, folder: RunFolder, progress: Progress)
     bar = progress.add_task(recipe.name, total=schedule.steps, completed=first, loss="")
     with _asked_to_stop() as is_asked:
         for step in range(first, schedule.steps):
+            if step >= schedule.whole_steps:
+                _leave_to_routers(model, schedule)
             done = _step(model, optimizer, batch(corpus, recipe, step), recipe, step)
             folder.log(done)
             progress.update(bar, completed=step + 1, loss=f"loss {done.loss:.3f}")
             is_last = step + 1 == schedule.steps
-            if (step + 1) % schedule.held_out_steps == 0 and not is_last:
+            if step + 1 == schedule.whole_steps and not is_last:
+                folder.log(_held_out(model, corpus, schedule, step + 1, schedule.held_out_tokens))
+            elif (step + 1) % schedule.held_out_steps == 0 and not is_last:
                 folder.log(_held_out(model, corpus, schedule, step + 1, _QUICK_TOKENS))
             if (step + 1) % schedule.checkpoint_steps == 0 or is_last or is_asked():
                 folder.keep(model, optimizer, step + 1)
             if is_asked() and not is_last:
                 raise KeyboardInterrupt
+    model.config.router_aux_loss_coef = schedule.router_aux_loss_coef
     last = _held_out(model, corpus, schedule, schedule.steps, schedule.held_out_tokens)
     folder.log(last)
     folder.finish(model, recipe, corpus, last)
     return last
+
+
+def _leave_to_routers(model: LayaForCausalLM, schedule: Schedule) -> None:
+    """From here on nothing else learns, and balance weighs what the recipe says of its end."""
+    model.config.router_aux_loss_coef = schedule.balance_aux_loss_coef
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".mlp.gate." in name)
 
 
 @contextmanager

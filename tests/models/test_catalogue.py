@@ -43,12 +43,12 @@ def test_entry_parameters_follow_from_its_shape(entry: CatalogueEntry) -> None:
 def test_entry_bytes_fit_its_variant(entry: CatalogueEntry) -> None:
     """Bits a weight: 4.5 to 6.3 for the 4-bit variants (the embedding weighs in small models), 8.5 for Q8_0."""
     bits = 8 * entry.file_bytes / entry.parameters
-    low, high = (8.4, 8.7) if entry.id.endswith("q8_0") else (4.5, 8.0 if entry.parameters < 10**9 else 5.3)
+    low, high = (8.4, 8.7) if entry.weights_type == "Q8_0" else (4.5, 8.0 if entry.parameters < 10**9 else 5.3)
     assert low < bits < high
 
 
 def test_entries_are_a_dozen_from_a_tenth_to_seventy_billion() -> None:
-    sizes = [entry.parameters for entry in entries()]
+    sizes = [entry.parameters for entry in entries() if entry.is_suggested]
     assert 12 <= len(sizes) <= 20
     assert sizes[0] < 0.2e9
     assert sizes[-1] > 70e9
