@@ -9,7 +9,7 @@ import pytest
 from laya.errors import InvalidRequest
 from laya.texts import DEFAULT_SET, Document, load_files, load_set, set_names, sources_of
 
-_MOST_BYTES = 64 * 1024
+_MOST_BYTES = 160 * 1024
 
 
 def test_every_set_is_small_and_each_document_says_where_it_is_from_and_under_which_licence() -> None:
@@ -20,11 +20,18 @@ def test_every_set_is_small_and_each_document_says_where_it_is_from_and_under_wh
         for document, source in zip(documents, sources, strict=True):
             assert document.topic == source["topic"] and document.text.strip() and source["licence"]
             assert {"package", "version", "file"} <= source["origin"].keys()
-    assert {document.topic for document in load_set("mixed")} == {"prose", "manual", "python", "c"}
+        assert {document.topic for document in documents} == {"prose", "manual", "python", "c"}
+
+
+def test_what_is_measured_on_is_in_no_other_set() -> None:
+    measured = {(source["origin"]["package"], source["origin"]["file"]) for source in sources_of("mixed")}
+    for name in set(set_names()) - {"mixed"}:
+        own = {(source["origin"]["package"], source["origin"]["file"]) for source in sources_of(name)}
+        assert {place for place in own & measured if not place[1].endswith("Rdata.rdb")} == set()
 
 
 def test_unknown_set_names_the_nearest() -> None:
-    with pytest.raises(InvalidRequest, match=r"no text set 'mixd'\. Did you mean 'mixed'\? There are: mixed\."):
+    with pytest.raises(InvalidRequest, match=r"no text set 'mixd'\. Did you mean 'mixed'\? There are: mixed, varied\."):
         load_set("mixd")
 
 

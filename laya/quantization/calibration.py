@@ -1,7 +1,8 @@
 """Owns: where an importance matrix comes from: a file of one, or a text that a process of its own reads with the model.
 
-The built-in text, `python`, lies wherever Laya runs: the language's manual and its library's sources in turn, without
-what the text sets of `laya.texts` are taken from: models are measured on those, and a matrix tuned to them flatters.
+Built in are `varied`, a set of `laya.texts`, and `python`, which is longer and lies wherever Laya runs: the language's
+manual and its library's sources in turn. Neither has anything of the set that models are measured on: a matrix tuned to
+that flatters.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from laya.quantization.card import ImatrixCard
 from laya.quantization.imatrix import WINDOW_TOKENS, ImportanceMatrix, unseen_experts
 from laya.quantization.limits import check_memory
 from laya.quantization.quantize import sha256_of
-from laya.texts import set_names, sources_of
+from laya.texts import DEFAULT_SET, load_set, set_names, sources_of
 from laya.types import MIB, AskedSettings
 
 BUILT_IN = "python"
@@ -117,10 +118,12 @@ def calibration_text(name: str) -> Text:
     """Its name, and it. Raises ConfigError for a file that is none, and for a text that models are measured on."""
     if name == BUILT_IN:
         return Text(BUILT_IN, _of_python().encode())
-    if name in set_names():
+    if name in set_names() and name != DEFAULT_SET:
+        return Text(name, "\n\n".join(document.text for document in load_set(name)).encode())
+    if name == DEFAULT_SET:
         raise ConfigError(
             f"--calibration {name}: models are measured on that set, and would look better than they are. "
-            f"`{BUILT_IN}` is built in; or give a file.",
+            f"`varied` and `{BUILT_IN}` are built in; or give a file.",
             param="calibration",
         )
     path = Path(name).expanduser()

@@ -38,6 +38,7 @@ from laya.training.upcycled_layers import Recipe, Texts, Upcycling, laya_config
 MOST_KL_BEFORE = 1e-6
 _WINDOW_TOKENS, _HELD_OUT_WINDOWS, _CHECK_WINDOWS = 256, 48, 4
 _TRAINING_TOKENS = 32_768
+_TRAINING_SET = "varied"
 _LOCAL_WINDOWS_A_DOCUMENT = 1  # many documents, a little of each
 _INTERRUPTED = 130
 
@@ -110,7 +111,7 @@ def upcycle(asked: Asked, progress: Progress) -> Report:
             router_steps=recipe.n_steps,
             expert_steps=asked.expert_steps,
             seed=recipe.seed,
-            training_text=_named(asked.texts, "Python's sources and manual, package descriptions, C++ headers"),
+            training_text=_named(asked.texts, f"Laya's text set '{_TRAINING_SET}', then what lies on this machine"),
             n_training_tokens=texts.training.numel(),
             held_out_text=_named(asked.held_out, f"Laya's text set '{DEFAULT_SET}' (prose, a manual, Python, C)"),
             n_held_out_tokens=texts.held_out.numel(),
@@ -140,7 +141,11 @@ def _texts(asked: Asked, tokenizer: Tokenizer) -> Texts:
         of_user = [document.text for document in load_files(asked.texts)]
         training = windows(of_user, most, -(-most // len(of_user)), "--text")
     else:
-        training = windows(local_documents(asked.recipe.seed), most, _LOCAL_WINDOWS_A_DOCUMENT, "--text")
+        of_set = [document.text for document in load_set(_TRAINING_SET)]
+        training = windows(of_set, most, max(1, most // len(of_set)), "--text")
+        if (left := most - len(training)) > 0:
+            local = windows(local_documents(asked.recipe.seed), left, _LOCAL_WINDOWS_A_DOCUMENT, "--text")
+            training = torch.cat([training, local])
     measured = load_files(asked.held_out) if asked.held_out else load_set(DEFAULT_SET)
     each = -(-_HELD_OUT_WINDOWS // len(measured))
     held_out = windows([document.text for document in measured], _HELD_OUT_WINDOWS, each, "--held-out")
@@ -218,7 +223,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--train-experts", type=int, default=0, metavar="STEPS", help="train them, a window a step")
     parser.add_argument("--steps", type=int, default=200, help="that a layer's router is trained for")
     parser.add_argument(
-        "--text", type=Path, nargs="+", default=[], help="to train on; default: what lies on this machine"
+        "--text", type=Path, nargs="+", default=[], help="to train on; default: a set that ships, then what lies here"
     )
     parser.add_argument("--tokens", type=int, default=_TRAINING_TOKENS, help="of it, at most")
     parser.add_argument("--held-out", type=Path, nargs="+", default=[], help="to measure on; default: a set that ships")
