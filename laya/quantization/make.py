@@ -89,9 +89,9 @@ def make(asked: Asked, library: Library, budget: Budget, watcher: Watcher) -> Ma
     BadModelFile and ConfigError for what cannot be quantized so. Nothing is left of what failed."""
     kind, _ = file_kind(asked.kind)
     model_id = None if asked.out else variant_id(asked.model, kind, asked.name)
-    _check_free(library, model_id, asked.out)
+    check_free(library, model_id, asked.out)
     text = calibration_text(asked.calibration) if asked.calibration else None
-    with _made_in(library, model_id, asked.out) as folder:
+    with made_in(library, model_id, asked.out) as folder:
         started_s = time.monotonic()
         source = _as_gguf(asked, kind, folder, budget, watcher)
         wish = Wish(kind, asked.embeddings, asked.head, asked.requantizes, chat_template=asked.model.chat_template)
@@ -153,7 +153,7 @@ def _without_kind(name: str, kinds: str) -> str:
     return re.sub(rf"[-._:]({kinds})$", "", name, flags=re.IGNORECASE) or name
 
 
-def _check_free(library: Library, model_id: str | None, out: Path | None) -> None:
+def check_free(library: Library, model_id: str | None, out: Path | None) -> None:
     if out is not None:
         if out.exists():
             raise Conflict(f"{out} is there already; remove it first.", param="out")
@@ -169,7 +169,7 @@ def card_paths(out: Path) -> tuple[Path, Path]:
 
 
 @contextmanager
-def _made_in(library: Library, model_id: str | None, out: Path | None) -> Iterator[Path]:
+def made_in(library: Library, model_id: str | None, out: Path | None) -> Iterator[Path]:
     """An empty folder on the disk of the result, and gone after."""
     path = out.with_name(f".{out.name}.part") if out else library.work_path(str(model_id))
     with work_folder(path, str(out or model_id)) as folder:

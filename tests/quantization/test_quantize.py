@@ -194,5 +194,5 @@ def test_names_of_kinds() -> None:
     assert file_kind("Q4_K")[0] == "q4_k_m"
     with pytest.raises(ConfigError, match=r"Did you mean 'q4_k_m'\?"):
         file_kind("q4km")
-    with pytest.raises(ConfigError, match="GGUF, which has no such type"):
+    with pytest.raises(ConfigError, match="no kind of GGUF file; of its size: q4_k_m"):
         file_kind("awq")
