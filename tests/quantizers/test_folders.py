@@ -52,13 +52,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["awq", "gptq"])
 def made(request: pytest.FixtureRequest, source: Path) -> tuple[Path, dict[str, Any], str]:
-    """The folder, what the command printed, the kind; GPTQ's is tuned on a text."""
+    """The folder, what the command printed, the kind."""
     kind = str(request.param)
-    words = [sys.executable, "-m", "laya.cli", "quantize", str(source), "--to", kind, "--json", "--threads", "2"]
-    words += ["--calibration", "python", "--calibration-tokens", "1024"] if kind == "gptq" else []
-    done = subprocess.run(words, cwd=source.parent, env=environment(source.parent), capture_output=True, text=True)
+    return source.parent / "models" / f"nano-{kind}", quantized(source, "--to", kind), kind
+
+
+def quantized(source: Path, *words: str) -> dict[str, Any]:
+    """What the command prints."""
+    argv = [sys.executable, "-m", "laya.cli", "quantize", str(source), *words, "--json", "--threads", "1"]
+    done = subprocess.run(argv, cwd=source.parent, env=environment(source.parent), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return source.parent / "models" / f"nano-{kind}", json.loads(done.stdout.splitlines()[-1]), kind
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -87,7 +92,7 @@ def test_every_linear_layer_is_packed_and_no_router(made: tuple[Path, dict[str, 
 
 def test_what_is_printed_is_what_the_folder_computes(source: Path, made: tuple[Path, dict[str, Any], str]) -> None:
     """KL of the unpacked folder against the Laya model itself, computed here in another way."""
-    folder, told, kind = made
+    folder, told, _ = made
     before, after = LayaForCausalLM.from_pretrained(source, dtype=torch.float32).eval(), load_packed(folder)
     kls = []
     with torch.inference_mode():
@@ -100,7 +105,19 @@ def test_what_is_printed_is_what_the_folder_computes(source: Path, made: tuple[P
     assert figures["mean_kl"] == pytest.approx(float(kl.mean()), abs=1e-4) and len(kl) == figures["n_tokens"]
     assert 0 < figures["mean_kl"] < 0.2
     assert figures["perplexity"] == pytest.approx(figures["reference_perplexity"], rel=0.1)
-    assert figures["tuned_on_tokens"] == (1024 if kind == "gptq" else 0)
+    assert figures["tuned_on_tokens"] == 0
+
+
+def test_rounding_that_is_tuned_on_a_text_loses_less(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    small(max_position_embeddings=512).save_pretrained(folder)
+    write_tokenizer(folder / "tokenizer.json")
+    nearest = quantized(folder, "--to", "gptq", "--out", "nearest")["card"]
+    tuning = ("--calibration", "python", "--calibration-tokens", "1024")
+    tuned = quantized(folder, "--to", "gptq", "--out", "tuned", *tuning)["card"]
+    assert tuned["made"]["tuned_on_tokens"] == 1024 and tuned["calibration"] == "python" and "tuned" in tuned["recipe"]
+    assert tuned["group_size"] == nearest["group_size"] == 64
+    assert 0 < tuned["made"]["mean_kl"] < nearest["made"]["mean_kl"]
 
 
 def test_the_card_tells_where_it_is_from_and_the_plan_is_of_its_tensors(
