@@ -37,11 +37,9 @@ def card(recipe: Recipe, corpus: Corpus, result: HeldOut, model: LayaForCausalLM
         "| topic | package | version | licence | SHA-256 |",
         "|---|---|---|---|---|",
     ]
-    topics: dict[str, str] = {}
-    for source in recipe.sources:
-        topics.setdefault(source.package, source.topic)
     for one in corpus.fetched:
-        lines.append(f"| {topics[one.package]} | {one.package} | {one.version} | {one.licence} | {one.sha256[:16]} |")
+        topics = dict.fromkeys(source.topic for source in recipe.sources if source.package == one.package)
+        lines.append(f"| {', '.join(topics)} | {one.package} | {one.version} | {one.licence} | {one.sha256[:16]} |")
     held = ", ".join(
         f"{topic} {corpus.n_held_out_documents[topic]} of {corpus.n_documents[topic]}" for topic in corpus.topics
     )

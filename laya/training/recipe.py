@@ -7,18 +7,33 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from pathlib import Path
+import math
+import re
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import msgspec
-import yaml
+
+from laya.config.document import read_document
+from laya.errors import ConfigError
 
 BUILT_IN_DIR = Path(__file__).with_name("recipes")
 Form = Literal["text", "html", "gzip", "rdb"]
+_PACKAGE = re.compile(r"debian:[a-z0-9][a-z0-9+.:~=-]+|pypi:[A-Za-z0-9][\w.-]*==\w[\w.+!-]*|folder:.+")
+_FILE_NAME = re.compile(r"[\w-][\w.-]*")
+_LEAST_POSITIVE = 1e-9
+
+
+def _check(numbers: msgspec.Struct, least: float, *names: str) -> None:
+    """Raises ValueError for the first that is less, or no number."""
+    for name in names:
+        value = getattr(numbers, name)
+        if value is not None and not least <= value < math.inf:
+            raise ValueError(f"{name} is {value}; expected {least:g} or more")
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Documents of one topic, out of one package. Raises ValueError where the package is of no known kind."""
+    """Documents of one topic, out of one package. Raises ValueError for what no package or file could match."""
 
     topic: str
     package: str
@@ -36,9 +51,23 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        kind, colon, name = self.package.partition(":")
-        if kind not in ("debian", "pypi", "folder") or not colon or not name:
+        if not _PACKAGE.fullmatch(self.package):
             raise ValueError(f"package is {self.package!r}; expected debian:NAME, pypi:NAME==VERSION or folder:PATH")
+        if not _FILE_NAME.fullmatch(self.topic):
+            raise ValueError(f"topic is {self.topic!r}; files are named by it: expected letters, digits, '_', '-', '.'")
+        if not self.files:
+            raise ValueError("files is empty: nothing is read of the package")
+        for pattern in self.files:
+            parts = PurePosixPath(pattern).parts
+            if not parts or parts[0] == "/" or ".." in parts:
+                raise ValueError(f"files has {pattern!r}; expected a path inside the package, such as **/*.txt")
+            if any("**" in part and part != "**" for part in parts):
+                raise ValueError(f"files has {pattern!r}; ** stands alone between slashes, such as **/*.txt")
+        try:
+            re.compile(self.remove or "")
+        except re.error as error:
+            raise ValueError(f"remove is {self.remove!r}, which is no regular expression: {error}") from None
+        _check(self, 1, "split_bytes", "max_bytes")
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,6 +75,10 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     share: float = 0.05
     files: list[str] = []
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise ValueError(f"share is {self.share}; expected 0 or more, and less than 1")
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +95,30 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_position_embeddings: int = 1024
     rope_theta: float = 10000.0
     router_projection_size: int = 64
+
+    def __post_init__(self) -> None:
+        _check(self, 1, *(name for name in self.__struct_fields__ if name != "rope_theta"))
+        _check(self, _LEAST_POSITIVE, "rope_theta")
+        if not 257 <= self.vocab_size <= 65536:
+            raise ValueError(f"vocab_size is {self.vocab_size}; expected 257 to 65536")
+        for number, divisor in (
+            ("hidden_size", "num_attention_heads"),
+            ("num_attention_heads", "num_key_value_heads"),
+        ):
+            value, of = getattr(self, number), getattr(self, divisor)
+            if value % of:
+                raise ValueError(f"{number} is {value}, no multiple of {divisor} {of}")
+        head_dim = self.hidden_size // self.num_attention_heads
+        if head_dim % 2:
+            raise ValueError(
+                f"hidden_size / num_attention_heads is {head_dim}; expected an even number, as positions turn pairs"
+            )
+        if self.hidden_size % 4:  # torch's kernel of the experts takes rows of whole 16 bytes
+            raise ValueError(f"hidden_size is {self.hidden_size}; expected a multiple of 4")
+        if self.intermediate_size % 4:
+            raise ValueError(f"intermediate_size is {self.intermediate_size}; expected a multiple of 4")
+        if self.num_experts_per_tok > self.num_local_experts:
+            raise ValueError(f"num_experts_per_tok is {self.num_experts_per_tok}; there are {self.num_local_experts}")
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,9 +145,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """At most so many, the same number of each topic."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "sequence_tokens", "sequences_per_step", "checkpoint_steps", "held_out_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
+        _check(self, 1, "tokens", "sequences_per_step", "checkpoint_steps", "held_out_steps", "held_out_tokens")
+        _check(self, 2, "sequence_tokens")
+        _check(self, _LEAST_POSITIVE, "learning_rate", "max_grad_norm")
+        _check(self, 0, "warmup_steps", "balance_steps", "weight_decay")
+        _check(self, 0, "router_aux_loss_coef", "router_z_loss_coef", "balance_aux_loss_coef")
 
     @property
     def step_tokens(self) -> int:
@@ -116,6 +175,19 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     held_out: HeldOut = HeldOut()
     model: Model = Model()
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not _FILE_NAME.fullmatch(self.name):
+            raise ValueError(f"name is {self.name!r}; files are named by it: expected letters, digits, '_', '-', '.'")
+        if not 0 <= self.seed < 1 << 32:
+            raise ValueError(f"seed is {self.seed}; expected 0 to {(1 << 32) - 1}")
+        if not self.sources:
+            raise ValueError("sources is empty: there is nothing to train on")
+        if self.train.sequence_tokens > self.model.max_position_embeddings:
+            raise ValueError(
+                f"train.sequence_tokens is {self.train.sequence_tokens}, more than model.max_position_embeddings "
+                f"{self.model.max_position_embeddings}"
+            )
 
     @property
     def topics(self) -> list[str]:
@@ -158,12 +230,9 @@ def load(name: str) -> Recipe:
         hint = f"; did you mean {near[0]}?" if near else f"; built in: {', '.join(built_in())}"
         raise FileNotFoundError(f"no recipe {name!r}: neither a file nor a built-in one{hint}")
     try:
-        raw: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        recipe = msgspec.convert(raw, Recipe)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {error}") from None
+        raw: Any = read_document(path, None).data
+        return msgspec.convert(raw, Recipe)
+    except ConfigError as error:
+        raise ValueError(error.message) from None
     except msgspec.ValidationError as error:
         raise ValueError(f"{path}: {error}") from None
-    if not recipe.sources:
-        raise ValueError(f"{path}: sources is empty: there is nothing to train on")
-    return recipe

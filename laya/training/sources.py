@@ -54,7 +54,7 @@ def fetch(recipe: Recipe, cache: Path, tell: Callable[[str], None]) -> tuple[lis
         packages[source.package] = told
         found = list(_documents(source, folder, recipe.held_out))
         if not found:
-            raise ValueError(f"{source.package}: no file of it matches {', '.join(source.files)}")
+            raise ValueError(f"{source.package}: no file of it matches {', '.join(source.files)} and has text")
         documents += found
     for topic in recipe.topics:
         for is_held_out in (False, True):
@@ -63,13 +63,22 @@ def fetch(recipe: Recipe, cache: Path, tell: Callable[[str], None]) -> tuple[lis
     return documents, list(packages.values())
 
 
+def folder_contents(recipe: Recipe) -> str:
+    """A digest of what lies in the folders of a recipe, as that changes where the recipe does not; "" without one."""
+    digest = hashlib.sha256()
+    folders = [source for source in recipe.sources if source.package.startswith("folder:")]
+    for source in folders:
+        folder = _folder(source)
+        for path in _matching(source, folder):
+            name = path.relative_to(folder).as_posix()
+            digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode("utf-8", "replace"))
+    return digest.hexdigest() if folders else ""
+
+
 def _unpacked(source: Source, cache: Path) -> tuple[Path, Fetched]:
     kind, _, name = source.package.partition(":")
     if kind == "folder":
-        folder = Path(name).expanduser()
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{source.package}: there is no such folder")
-        return folder, Fetched(source.package, "", "", source.licence)
+        return _folder(source), Fetched(source.package, "", "", source.licence)
     kept = cache / re.sub(r"[^\w.=+-]", "_", source.package)
     if not kept.is_dir():
         part = kept.with_name(kept.name + ".part")
@@ -77,7 +86,9 @@ def _unpacked(source: Source, cache: Path) -> tuple[Path, Fetched]:
         part.mkdir(parents=True)
         _download(kind, name, part)
         part.rename(kept)
-    archive = next(path for path in sorted(kept.iterdir()) if path.suffix in (".deb", ".whl"))
+    archive = next((path for path in sorted(kept.iterdir()) if path.suffix in (".deb", ".whl")), None)
+    if archive is None:
+        raise FileNotFoundError(f"{source.package}: {kept} has no package in it; remove that folder to fetch it again")
     told = Fetched(
         source.package,
         archive.name.split("_" if kind == "debian" else "-")[1],
@@ -91,10 +102,29 @@ def _unpacked(source: Source, cache: Path) -> tuple[Path, Fetched]:
         if kind == "debian":
             _call(["dpkg-deb", "--extract", str(archive), str(part)], source.package)
         else:
-            with zipfile.ZipFile(archive) as wheel:
-                wheel.extractall(part)
+            try:
+                with zipfile.ZipFile(archive) as wheel:
+                    wheel.extractall(part)
+            except zipfile.BadZipFile as error:
+                raise ValueError(f"{source.package}: {archive} is no wheel: {error}") from None
         part.rename(files)
     return files, told
+
+
+def _folder(source: Source) -> Path:
+    folder = Path(source.package.partition(":")[2]).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{source.package}: there is no such folder")
+    return folder
+
+
+def _matching(source: Source, folder: Path) -> list[Path]:
+    """Of a package nothing that a link in it names outside of it: that would be a file of this machine."""
+    found = sorted({path for pattern in source.files for path in folder.glob(pattern) if path.is_file()})
+    if source.package.startswith("folder:"):
+        return found
+    whole = folder.resolve()
+    return [path for path in found if path.resolve().is_relative_to(whole)]
 
 
 def _download(kind: str, name: str, folder: Path) -> None:
@@ -117,8 +147,7 @@ def _call(words: list[str], package: str, folder: Path | None = None) -> None:
 
 def _documents(source: Source, folder: Path, held_out: HeldOut) -> Iterator[Document]:
     n_bytes = 0
-    paths = sorted({path for pattern in source.files for path in folder.glob(pattern) if path.is_file()})
-    for path in paths:
+    for path in _matching(source, folder):
         name = f"{source.package}/{PurePosixPath(path.relative_to(folder))}"
         if any(fnmatchcase(name, pattern) for pattern in source.exclude):
             continue
@@ -138,15 +167,17 @@ def is_held_out(name: str, held_out: HeldOut) -> bool:
     return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 0xFFFFFFFF < held_out.share
 
 
-def _texts(path: Path, form: str) -> Iterator[tuple[str, str]]:
-    if form == "rdb":
-        for index, text in enumerate(_r_strings(path.read_bytes())):
-            yield f"/{index}", text
-    elif form == "gzip":
-        yield "", gzip.decompress(path.read_bytes()).decode("utf-8", "replace")
-    else:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        yield "", _seen_text(text) if form == "html" else text
+def _texts(path: Path, form: str) -> list[tuple[str, str]]:
+    """Each with what its name has beyond the file's. Raises ValueError where the file is not of that form."""
+    try:
+        if form == "rdb":
+            return [(f"/{index}", text) for index, text in enumerate(_r_strings(path.read_bytes()))]
+        if form == "gzip":
+            return [("", gzip.decompress(path.read_bytes()).decode("utf-8", "replace"))]
+    except (EOFError, gzip.BadGzipFile, zlib.error, struct.error, ValueError) as error:
+        raise ValueError(f"{path} is not of form {form}: {error}") from None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return [("", _seen_text(text) if form == "html" else text)]
 
 
 def _split(name: str, text: str, most_bytes: int | None) -> Iterator[tuple[str, str]]:

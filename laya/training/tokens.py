@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from laya.training.recipe import Recipe
-from laya.training.sources import Document, Fetched, fetch
+from laya.training.sources import Document, Fetched, fetch, folder_contents
 
 END = "<|endoftext|>"
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}\n\n{% endif %}{% endfor %}"
@@ -37,27 +39,60 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
         array: NDArray[np.uint16] = np.load(Path(self.folder, f"{topic}.{part}.npy"), mmap_mode="r")
         return array
 
+    def check_lengths(self, sequence_tokens: int) -> None:
+        """Raises ValueError for a topic that has not one sequence to learn, or to look at."""
+        for topic in self.topics:
+            for part in ("train", "held_out"):
+                if (n_tokens := len(self.tokens(topic, part))) < sequence_tokens:
+                    raise ValueError(
+                        f"topic {topic}: {n_tokens} tokens ({part}), fewer than train.sequence_tokens {sequence_tokens}"
+                    )
+
     @property
     def tokenizer_dir(self) -> Path:
         return Path(self.folder, "tokenizer")
 
 
 def prepare(recipe: Recipe, cache: Path, tell: Callable[[str], None]) -> Corpus:
-    """Made once a recipe's sources, and found again. Raises as `sources.fetch`, and ValueError for a vocabulary of over
-    65536 tokens or fewer than the bytes."""
-    if not 257 <= recipe.model.vocab_size <= 65536:
-        raise ValueError(f"model.vocab_size is {recipe.model.vocab_size}; expected 257 to 65536")
-    folder = cache / f"{recipe.name.removesuffix('-dense').removesuffix('-unbalanced')}-{recipe.data_key}"
-    about = folder / "corpus.json"
-    if about.is_file():
-        return msgspec.structs.replace(msgspec.json.decode(about.read_bytes(), type=Corpus), folder=str(folder))
+    """Made once for a recipe's sources and what lies in their folders, and found again; by one process at a time.
+
+    Raises as `sources.fetch`, and ValueError for a vocabulary that the texts do not give.
+    """
+    with _alone(cache, tell):
+        key, contents = recipe.data_key, folder_contents(recipe)
+        if contents:
+            key = hashlib.sha256(f"{key}{contents}".encode()).hexdigest()[:16]
+        folder = cache / f"{recipe.name.removesuffix('-dense').removesuffix('-unbalanced')}-{key}"
+        about = folder / "corpus.json"
+        if about.is_file():
+            return msgspec.structs.replace(msgspec.json.decode(about.read_bytes(), type=Corpus), folder=str(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+        return _made(recipe, folder, cache, tell)
+
+
+@contextmanager
+def _alone(cache: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    cache.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(cache, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell(f"waiting for another process that prepares texts in {cache}")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _made(recipe: Recipe, folder: Path, cache: Path, tell: Callable[[str], None]) -> Corpus:
     documents, fetched = fetch(recipe, cache / "packages", tell)
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     part.mkdir(parents=True)
     try:
         tell(f"tokenizer: {recipe.model.vocab_size} tokens")
         tokenizer = _learn(documents, recipe.model.vocab_size)
-        _save(tokenizer, recipe.model.max_position_embeddings, part / "tokenizer")
+        _save(tokenizer, part / "tokenizer")
         for topic in recipe.topics:
             tell(f"{topic}: tokens")
             for is_held_out, name in ((False, "train"), (True, "held_out")):
@@ -108,10 +143,8 @@ def hash_order(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()
 
 
-def _save(tokenizer: Tokenizer, max_tokens: int, folder: Path) -> None:
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, bos_token=END, unk_token=None, model_max_length=max_tokens
-    )
+def _save(tokenizer: Tokenizer, folder: Path) -> None:
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END, unk_token=None)
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)
 

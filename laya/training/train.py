@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from laya.errors import LayaError
 from laya.modeling.config import LayaConfig
 from laya.modeling.model import LayaForCausalLM
 from laya.training import recipe as recipes
@@ -32,6 +33,7 @@ from laya.training.held_out import HeldOut, measure
 from laya.training.recipe import Recipe, Schedule
 from laya.training.run_folder import RunFolder
 from laya.training.tokens import Corpus, prepare
+from laya.training.train_memory import check_memory
 
 _QUICK_TOKENS = 8192  # of held-out text, while it trains
 
@@ -45,13 +47,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: float
 
 
-def new_model(recipe: Recipe) -> LayaForCausalLM:
-    """Weights drawn from the recipe's seed."""
+def model_config(recipe: Recipe) -> LayaConfig:
     told = msgspec.structs.asdict(recipe.model)
     projection_size = told.pop("router_projection_size")
     rope_theta = told.pop("rope_theta")
-    torch.manual_seed(recipe.seed)
-    config = LayaConfig(
+    return LayaConfig(
         **told,
         head_dim=recipe.model.hidden_size // recipe.model.num_attention_heads,
         rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
@@ -62,6 +62,12 @@ def new_model(recipe: Recipe) -> LayaForCausalLM:
         router_aux_loss_coef=recipe.train.router_aux_loss_coef,
         router_z_loss_coef=recipe.train.router_z_loss_coef,
     )
+
+
+def new_model(recipe: Recipe) -> LayaForCausalLM:
+    """Weights drawn from the recipe's seed."""
+    config = model_config(recipe)
+    torch.manual_seed(recipe.seed)
     return LayaForCausalLM(config)
 
 
@@ -80,8 +86,6 @@ def batch(corpus: Corpus, recipe: Recipe, step: int) -> Tensor:
     rows = []
     for row in range(schedule.sequences_per_step):
         tokens = corpus.tokens(corpus.topics[(step * schedule.sequences_per_step + row) % len(corpus.topics)], "train")
-        if len(tokens) < schedule.sequence_tokens:
-            raise ValueError(f"a topic has {len(tokens)} tokens, fewer than sequence_tokens {schedule.sequence_tokens}")
         start = int(generator.integers(0, len(tokens) - schedule.sequence_tokens + 1))
         rows.append(tokens[start : start + schedule.sequence_tokens].astype(np.int64))
     return torch.from_numpy(np.stack(rows))
@@ -98,18 +102,22 @@ def _optimizer(model: LayaForCausalLM, schedule: Schedule) -> torch.optim.AdamW:
 def train(recipe: Recipe, corpus: Corpus, folder: RunFolder, progress: Progress) -> HeldOut:
     """From the last checkpoint, if there is one, to the end. Gives what the finished model is worth on held-out text.
 
-    Raises KeyboardInterrupt after SIGINT, when the step is whole and kept.
+    Raises KeyboardInterrupt after SIGINT, when the step is whole and kept; ValueError where a topic is too short for a
+    sequence, or the loss is no number.
     """
     schedule = recipe.train
+    corpus.check_lengths(schedule.sequence_tokens)
     model = new_model(recipe).train()
     optimizer = _optimizer(model, schedule)
-    first = folder.restore(model, optimizer)
+    first = folder.restore(model, optimizer, corpus)
     bar = progress.add_task(recipe.name, total=schedule.steps, completed=first, loss="")
     with _asked_to_stop() as is_asked:
         for step in range(first, schedule.steps):
             if step >= schedule.whole_steps:
                 _leave_to_routers(model, schedule)
             done = _step(model, optimizer, batch(corpus, recipe, step), recipe, step)
+            if not math.isfinite(done.loss + done.aux_loss):
+                raise ValueError(f"step {step + 1}: the loss is {done.loss}; a lower train.learning_rate may help")
             folder.log(done)
             progress.update(bar, completed=step + 1, loss=f"loss {done.loss:.3f}")
             is_last = step + 1 == schedule.steps
@@ -171,6 +179,9 @@ def _held_out(model: LayaForCausalLM, corpus: Corpus, schedule: Schedule, step: 
 
 
 def _chosen(args: argparse.Namespace) -> Recipe:
+    for name, value, least in (("threads", args.threads, 1), ("tokens", args.tokens, 1), ("seed", args.seed, 0)):
+        if value is not None and value < least:
+            raise ValueError(f"--{name}: expected {least} or more, got {value}")
     recipe = recipes.load(args.recipe)
     if args.tokens is not None:
         recipe = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, tokens=args.tokens))
@@ -213,17 +224,22 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     try:
         recipe = _chosen(args)
-        folder = RunFolder.open(args.out, recipe, args.threads)
-        torch.set_num_threads(folder.n_threads)
-        corpus = prepare(recipe, args.cache, lambda line: None if args.json else console.print(f" {line}", style="dim"))
+        check_memory(recipe, model_config(recipe))
         columns = (
             TextColumn(" {task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[loss]}"),
         )
-        with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
-            result = train(recipe, corpus, folder, progress)
+        with RunFolder.open(args.out, recipe, args.threads) as folder:
+            torch.set_num_threads(folder.n_threads)
+            corpus = prepare(recipe, args.cache, lambda line: None if args.json else console.print(line, style="dim"))
+            bars = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+            with bars as progress:
+                result = train(recipe, corpus, folder, progress)
+    except LayaError as error:
+        print(f"laya train: {error.message}", file=sys.stderr)
+        return error.exit_code
     except (ValueError, OSError) as error:
         print(f"laya train: {error}", file=sys.stderr)
         return 1

@@ -90,13 +90,24 @@ def test_what_is_held_out_depends_on_the_name_alone() -> None:
     ("change", "says"),
     [
         ({"package": "git:x"}, "expected debian:NAME"),
+        ({"package": "debian:--help"}, "expected debian:NAME"),
+        ({"package": "pypi:numpy"}, "pypi:NAME==VERSION"),
+        ({"topic": "../t"}, "files are named by it"),
+        ({"files": []}, "files is empty"),
+        ({"files": ["/etc/*"]}, "a path inside the package"),
+        ({"files": ["../*"]}, "a path inside the package"),
+        ({"files": ["**.txt"]}, r"\*\* stands alone"),
+        ({"remove": "["}, "no regular expression"),
+        ({"split_bytes": 0}, "split_bytes is 0; expected 1 or more"),
+        ({"files": ["a.txt"], "form": "gzip"}, r"a\.txt is not of form gzip"),
+        ({"files": ["a.txt"], "form": "rdb"}, r"a\.txt is not of form rdb"),
         ({"package": "folder:/nowhere/at/all"}, "there is no such folder"),
         ({"files": ["*.none"]}, r"no file of it matches \*\.none"),
         ({"exclude": ["*zz-held*"]}, "nothing is held out"),
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, tmp_path: Path, change: dict[str, object], says: str) -> None:
-    (folder / "a.txt").write_text("text")
+    (folder / "a.txt").write_text("text of no form")
     with pytest.raises((ValueError, OSError), match=says):
         _documents(folder, tmp_path, **change)
 
@@ -107,14 +118,40 @@ def test_a_recipe_is_known_by_name_or_file(tmp_path: Path) -> None:
         recipes.load("laya-nan")
     bad = tmp_path / "bad.yaml"
     for text, says in (
-        ("name: [", "is not YAML"),
+        ("name: [", "not YAML"),
         ("name: x\ntrain: {tokens: 5}\nsources: []\n", "sources is empty"),
+        ("name: x\nname: y\n", "name is here twice"),
+        ("name: ../x\ntrain: {tokens: 5}\nsources: []\n", "files are named by it"),
+        ("name: x\nseed: -1\ntrain: {tokens: 5}\nsources: []\n", "seed is -1"),
+        ("name: x\nheld_out: {share: 2}\ntrain: {tokens: 5}\nsources: []\n", "share is 2"),
+        ("name: x\nmodel: {hidden_size: 30}\ntrain: {tokens: 5}\nsources: []\n", "no multiple of num_attention_heads"),
+        ("name: x\nmodel: {hidden_size: 36}\ntrain: {tokens: 5}\nsources: []\n", "expected an even number"),
+        ("name: x\nmodel: {num_experts_per_tok: 9}\ntrain: {tokens: 5}\nsources: []\n", "there are 8"),
+        ("name: x\nmodel: {vocab_size: 70000}\ntrain: {tokens: 5}\nsources: []\n", "expected 257 to 65536"),
+        ("name: x\ntrain: {tokens: 5, balance_steps: -1}\nsources: []\n", "balance_steps is -1; expected 0"),
+        ("name: x\ntrain: {tokens: 5, learning_rate: .nan}\nsources: []\n", "learning_rate is nan"),
         ("name: x\ntrain: {tokens: 0}\nsources: []\n", r"tokens is 0; expected 1 or more"),
         ("name: x\ntrain: {tokens: 5, lr: 3}\nsources: []\n", "unknown field `lr`"),
     ):
         bad.write_text(text)
         with pytest.raises(ValueError, match=says):
             recipes.load(str(bad))
+
+
+def test_links_out_of_a_package_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("of this machine")
+    files = tmp_path / "cache" / "pypi_x==1" / "files"
+    files.mkdir(parents=True)
+    (files.parent / "x-1-py3-none-any.whl").touch()
+    for name in ("a.txt", "held.txt"):
+        (files / name).write_text(name)
+    (files / "b.txt").symlink_to(tmp_path / "secret.txt")
+    (files / "c.txt").symlink_to("a.txt")
+    source = Source(topic="t", package="pypi:x==1", licence="own", files=["*.txt"])
+    held_out = HeldOut(share=0.0, files=["*held*"])
+    recipe = Recipe(name="r", sources=[source], train=Schedule(tokens=1), held_out=held_out)
+    documents, (told,) = fetch(recipe, tmp_path / "cache", lambda line: None)
+    assert [one.text for one in documents] == ["a.txt", "a.txt", "held.txt"] and told.version == "1"
 
 
 def test_the_dense_twin_has_the_same_active_size() -> None:

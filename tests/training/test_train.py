@@ -14,7 +14,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from laya.training import recipe as recipes
 from laya.training import train
+from laya.training.run_folder import RunFolder
 
 STEPS = 24
 RECIPE = """
@@ -125,13 +127,54 @@ def test_a_folder_of_something_else_is_refused(
     assert "trained already" in capsys.readouterr().err
     begun = tmp_path / "begun"
     begun.mkdir()
-    (begun / "recipe.json").write_bytes((whole / "recipe.json").read_bytes())
+    for name in ("recipe.json", "checkpoint.pt"):
+        (begun / name).write_bytes((whole / name).read_bytes())
     assert train.main([*_words(recipe, begun), "--seed", "9"]) == 1
     assert "seed: 1 there, 9 now" in capsys.readouterr().err
+    with RunFolder.open(begun, recipes.load(str(recipe)), None) as folder:
+        assert folder.n_threads == 1
+        assert train.main(_words(recipe, begun)) == 1
+    assert "another process trains there" in capsys.readouterr().err
+    (begun / "checkpoint.pt").write_bytes((whole / "checkpoint.pt").read_bytes()[:5000])
+    assert train.main(_words(recipe, begun)) == 1
+    assert "checkpoint.pt cannot be read" in capsys.readouterr().err
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     assert train.main(_words(recipe, tmp_path / "other")) == 1
     assert "no run of `laya train`" in capsys.readouterr().err
+
+
+def test_a_log_with_garbage_in_it_and_texts_that_changed(
+    whole: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("recipe.json", "checkpoint.pt", "log.jsonl"):
+        (run / name).write_bytes((whole / name).read_bytes())
+    with (run / "log.jsonl").open("ab") as log:
+        log.write(b'\0\0\n[1]\n{"step": null}\n{"step": 3')
+    changed = recipe.parent / "texts" / "words-1.txt"
+    before = changed.read_text()
+    changed.write_text(before + " and more")
+    try:
+        assert train.main(_words(recipe, run)) == 1
+    finally:
+        changed.write_text(before)
+    assert "begun with other texts" in capsys.readouterr().err
+    assert train.main(_words(recipe, run)) == 0  # its steps are done: what it is worth is measured again
+    assert _log(run)[:-1] == _log(whole)
+
+
+def test_a_loss_that_is_no_number_ends_it(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "steep.yaml"
+    path.write_text(recipe.read_text().replace("learning_rate: 0.01", "learning_rate: 1.0e+38"))
+    assert train.main([str(path), *_words(recipe, tmp_path / "run")[1:]]) == 1
+    assert "a lower train.learning_rate may help" in capsys.readouterr().err
+    assert train.main([*_words(recipe, tmp_path / "run"), "--threads", "0"]) == 1
+    assert "--threads: expected 1 or more, got 0" in capsys.readouterr().err
+    path.write_text(recipe.read_text().replace("hidden_size: 32,", "hidden_size: 4000000,"))
+    assert train.main([str(path), *_words(recipe, tmp_path / "run")[1:]]) == 3
+    assert "may be used" in capsys.readouterr().err
 
 
 def test_twins(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,38 @@
+"""Owns: what training a recipe takes of memory, worked out from its shape before anything is made."""
+
+from __future__ import annotations
+
+from laya.errors import InsufficientMemory
+from laya.memory import Machine
+from laya.memory.sizes import size_text
+from laya.modeling.config import LayaConfig
+from laya.training.recipe import Recipe
+from laya.training.upcycle_memory import n_parameters
+
+_FLOAT_BYTES = 4
+_WEIGHT_COPIES = 4
+"""Weights, gradients, and AdamW's two moments."""
+_LOGIT_COPIES = 3
+"""Logits, their softmax's logarithm, its gradient."""
+
+
+def need_bytes(recipe: Recipe, config: LayaConfig) -> int:
+    """At least, beside what this process holds already."""
+    shape, tokens = recipe.model, recipe.train.step_tokens
+    experts = 4 * shape.num_experts_per_tok * shape.intermediate_size
+    layer = 12 * shape.hidden_size + experts + 2 * shape.num_local_experts
+    kept = tokens * (shape.num_hidden_layers * layer + _LOGIT_COPIES * shape.vocab_size)
+    return _FLOAT_BYTES * (_WEIGHT_COPIES * n_parameters(config) + kept)
+
+
+def check_memory(recipe: Recipe, config: LayaConfig) -> None:
+    """Raises InsufficientMemory with the figures."""
+    need, budget = need_bytes(recipe, config), Machine().budget()
+    if need > budget.bytes:
+        raise InsufficientMemory(
+            f"Training {recipe.name} takes {size_text(need)}; {size_text(budget.bytes)} may be used ({budget.limit}).",
+            need_bytes=need,
+            available_bytes=budget.bytes,
+            limit=budget.limit,
+            suggestions=["a smaller model", "train.sequences_per_step with fewer"],
+        )
