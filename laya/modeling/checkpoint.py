@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from laya.modeling.router import LayaRouter
@@ -107,7 +107,7 @@ def load_router(path: str | Path, *, layer: int | None = None) -> LayaRouter:
     config = _config(files[0].parent)
     family = _family(config)
     with ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
+        opened = [stack.enter_context(_opened(file)) for file in files]
         found: dict[int, dict[str, tuple[Any, str]]] = {}
         for file in opened:
             for name in list(file.keys()):  # a safetensors file is no mapping
@@ -121,6 +121,13 @@ def load_router(path: str | Path, *, layer: int | None = None) -> LayaRouter:
             raise ValueError(f"layer {chosen} of {path} has no expert router; layers with one: {_ranges(found)}")
         tensors = {part: file.get_tensor(name) for part, (file, name) in found[chosen].items()}
     return _router(tensors, family.rule(config))
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{file} is no whole safetensors file: {error}") from None
 
 
 def _files(path: Path) -> Iterator[Path]:

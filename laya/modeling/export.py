@@ -9,11 +9,13 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from laya.modeling.config import LayaConfig
@@ -24,6 +26,17 @@ MOST_KL = {"f32": 1e-4, "f16": 2e-2}
 LEAST_SAME_EXPERTS = {"f32": 0.999, "f16": 0.95}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _SAMPLE = Path(__file__).with_name("parity_text.txt")
+
+
+def load_model(folder: Path) -> LayaForCausalLM:
+    """In float32. Raises ValueError where its files are broken, or lack weights: transformers would draw them."""
+    try:
+        model, report = LayaForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    except SafetensorError as error:
+        raise ValueError(f"{folder} has a broken safetensors file: {error}") from None
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(f"{folder} lacks weights, which would be drawn at random: {', '.join(missing[:3])}")
+    return model.eval()
 
 
 def as_mixtral(model: LayaForCausalLM) -> MixtralForCausalLM:
@@ -48,7 +61,7 @@ def export_mixtral(folder: Path, out: Path) -> float:
     """
     if out.exists():
         raise FileExistsError(f"{out} is there already")
-    model = LayaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = load_model(folder)
     part = out.with_name(out.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -75,7 +88,7 @@ def export_gguf(folder: Path, out: Path, kind: str, text: Path, greedy_tokens: i
     """
     if out.exists():
         raise FileExistsError(f"{out} is there already")
-    model = LayaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = load_model(folder)
     template = folder / "chat_template.jinja"
     unchecked = out.with_name(f"unchecked-{os.getpid()}-{out.name}")
     try:
@@ -126,6 +139,11 @@ def _check(folder: Path, out: Path, text: Path, greedy_tokens: int) -> None:
         raise ValueError(f"--greedy-tokens: expected 0 or more, got {greedy_tokens}")
 
 
+def _stop(number: int, _frame: object) -> None:
+    """As Ctrl-C does, so that what is half written goes."""
+    raise KeyboardInterrupt(128 + number)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="laya export", description="A Laya model in a form that others run.")
     parser.add_argument("model", type=Path, help="its folder")
@@ -136,6 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--greedy-tokens", type=int, default=0, help="also compare this many tokens of greedy text")
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     args = parser.parse_args(argv)
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
         _check(args.model, args.out, args.text, args.greedy_tokens)
         if args.to == "mixtral":
@@ -145,6 +164,10 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"laya export: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt as stopped:
+        return stopped.args[0] if stopped.args else 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if not args.json:
         print(f"{args.out} computes what {args.model} does:")
         for name, value in result.items():

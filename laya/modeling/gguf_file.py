@@ -114,7 +114,7 @@ def _put_settings(writer: gguf.GGUFWriter, model: LayaForCausalLM, kind: str, na
 
 def _put_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: Any) -> None:
     pre = pretokenizer.name_of(tokenizer.get("pre_tokenizer"))
-    if tokenizer["model"].get("type") != "BPE" or pre is None:
+    if (tokenizer.get("model") or {}).get("type") != "BPE" or pre is None:
         raise ValueError(
             f"tokenizer.json is no byte-level BPE that splits as {' or '.join(pretokenizer.STEPS)} does, without a "
             "space before the text: llama.cpp would split otherwise"

@@ -116,3 +116,6 @@ def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"8 rows, but config\.json says 9 experts"):
         LayaRouter.from_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"model\.safetensors is no whole safetensors file"):
+        LayaRouter.from_pretrained(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from laya.modeling.export import _SAMPLE, export_gguf, export_mixtral, main
@@ -103,6 +105,30 @@ def test_what_is_wrong_is_told_in_a_line(folder: Path, tmp_path: Path, capsys: p
     assert main([str(tmp_path), "--out", str(tmp_path / "a.gguf")]) == 1
     told = capsys.readouterr().err.splitlines()
     assert told[0].endswith("there.gguf is there already") and "is no folder of a Laya model" in told[1], told
+
+
+def test_a_folder_without_all_of_its_weights_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    weights = load_file(broken / "model.safetensors")
+    lost = next(name for name in weights if name.endswith("down_proj"))
+    del weights[lost]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    for form in ("mixtral", "gguf"):
+        assert main([str(broken), "--to", form, "--out", str(tmp_path / form)]) == 1
+        assert f"lacks weights, which would be drawn at random: {lost}" in capsys.readouterr().err
+    (broken / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:3000])
+    assert main([str(broken), "--out", str(tmp_path / "gguf")]) == 1
+    assert "broken safetensors file" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+
+
+def test_sigterm_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: signal.raise_signal(signal.SIGTERM))
+    assert main([str(folder), "--out", str(tmp_path / "a.gguf")]) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
