@@ -107,7 +107,8 @@ class _Agreement:
 
 def windows_of(tokens: Sequence[int], n_tokens: int, window_tokens: int) -> list[list[int]]:
     """Whole windows from the start of a text, as many as `n_tokens` are, at least one."""
-    n_windows = max(1, min(n_tokens, len(tokens)) // window_tokens)
+    wanted = -(-n_tokens // max(1, window_tokens - 1))  # the first token of a window is not predicted
+    n_windows = max(1, min(wanted, len(tokens) // window_tokens))
     cut = [list(tokens[at * window_tokens : (at + 1) * window_tokens]) for at in range(n_windows)]
     if len(cut[0]) < 2:
         raise EngineFailed(f"The text has {len(tokens)} tokens: there is nothing to score.")

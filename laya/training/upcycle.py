@@ -38,7 +38,9 @@ from laya.training.upcycled_layers import Recipe, Texts, Upcycling, laya_config
 MOST_KL_BEFORE = 1e-6
 _WINDOW_TOKENS, _HELD_OUT_WINDOWS, _CHECK_WINDOWS = 256, 48, 4
 _TRAINING_TOKENS = 32_768
-_TRAINING_SET = "varied"
+_TRAINING_SET, _HELD_OUT_EVERY = "varied", 4
+_TRAINING_NAME = f"Laya's text set '{_TRAINING_SET}', then what lies on this machine"
+_HELD_OUT_NAME = f"every {_HELD_OUT_EVERY}th document of '{_TRAINING_SET}', not trained on, and '{DEFAULT_SET}'"
 _LOCAL_WINDOWS_A_DOCUMENT = 1  # many documents, a little of each
 _INTERRUPTED = 130
 
@@ -111,9 +113,9 @@ def upcycle(asked: Asked, progress: Progress) -> Report:
             router_steps=recipe.n_steps,
             expert_steps=asked.expert_steps,
             seed=recipe.seed,
-            training_text=_named(asked.texts, f"Laya's text set '{_TRAINING_SET}', then what lies on this machine"),
+            training_text=_named(asked.texts, _TRAINING_NAME),
             n_training_tokens=texts.training.numel(),
-            held_out_text=_named(asked.held_out, f"Laya's text set '{DEFAULT_SET}' (prose, a manual, Python, C)"),
+            held_out_text=_named(asked.held_out, _HELD_OUT_NAME),
             n_held_out_tokens=texts.held_out.numel(),
             max_kl_before=measured.max_kl_before,
             parent_perplexity=perplexity(measured.parent_loss),
@@ -137,18 +139,22 @@ def _texts(asked: Asked, tokenizer: Tokenizer) -> Texts:
         return torch.tensor(found)
 
     most = max(1, asked.n_tokens // n_tokens)
+    varied = [document.text for document in load_set(_TRAINING_SET)]
     if asked.texts:
         of_user = [document.text for document in load_files(asked.texts)]
         training = windows(of_user, most, -(-most // len(of_user)), "--text")
     else:
-        of_set = [document.text for document in load_set(_TRAINING_SET)]
+        of_set = [text for index, text in enumerate(varied) if index % _HELD_OUT_EVERY]
         training = windows(of_set, most, max(1, most // len(of_set)), "--text")
         if (left := most - len(training)) > 0:
             local = windows(local_documents(asked.recipe.seed), left, _LOCAL_WINDOWS_A_DOCUMENT, "--text")
             training = torch.cat([training, local])
-    measured = load_files(asked.held_out) if asked.held_out else load_set(DEFAULT_SET)
+    if asked.held_out:
+        measured = [document.text for document in load_files(asked.held_out)]
+    else:  # many documents: of few, a topic of one decides what a share is
+        measured = varied[::_HELD_OUT_EVERY] + [document.text for document in load_set(DEFAULT_SET)]
     each = -(-_HELD_OUT_WINDOWS // len(measured))
-    held_out = windows([document.text for document in measured], _HELD_OUT_WINDOWS, each, "--held-out")
+    held_out = windows(measured, _HELD_OUT_WINDOWS, each, "--held-out")
     spread = torch.linspace(0, len(held_out) - 1, min(_CHECK_WINDOWS, len(held_out))).long()
     return Texts(training, held_out, held_out[spread])
 
@@ -226,7 +232,7 @@ def main(argv: list[str] | None = None) -> int:
         "--text", type=Path, nargs="+", default=[], help="to train on; default: a set that ships, then what lies here"
     )
     parser.add_argument("--tokens", type=int, default=_TRAINING_TOKENS, help="of it, at most")
-    parser.add_argument("--held-out", type=Path, nargs="+", default=[], help="to measure on; default: a set that ships")
+    parser.add_argument("--held-out", type=Path, nargs="+", default=[], help="default: others of sets that ship")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32", help="of the files")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=0)
