@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -39,7 +40,10 @@ class HfRouter:
         with torch.device("meta"):  # before a weight is read
             _experts_of(AutoModelForCausalLM.from_config(config), folder)
         self._tokenizer = _tokenizer(folder)
-        self._model, report = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+        try:
+            self._model, report = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+        except SafetensorError as error:
+            raise ValueError(f"{folder} has a broken safetensors file: {error}") from None
         if missing := sorted(report["missing_keys"]):
             raise ValueError(f"{folder} lacks weights, which would be drawn at random: {', '.join(missing[:3])}, ...")
         self._model.eval()

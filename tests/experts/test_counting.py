@@ -179,6 +179,11 @@ def test_folder_without_all_weights_or_a_tokenizer_is_refused(written: Written, 
     (tmp_path / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
     with pytest.raises(ValueError, match="lacks weights, which would be drawn at random"):
         HfRouter(job(tmp_path))
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="broken safetensors file"):
+        HfRouter(job(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(whole)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"tokenizer\.json is missing"):
         HfRouter(job(tmp_path))
