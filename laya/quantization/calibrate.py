@@ -65,20 +65,13 @@ class Calibrator(Evaluator):
 
     def read(self, tokens: Sequence[int]) -> None:
         """Compute one window; nothing is kept but the sums."""
-        api = self._api
-        api["llama_memory_clear"](api["llama_get_memory"](self._context), True)
-        batch = api["llama_batch_init"](len(tokens), 0, 1)
         try:
-            batch.n_tokens = len(tokens)
-            for index, token in enumerate(tokens):
-                batch.token[index], batch.pos[index] = token, index
-                # logits of all, though none is read: the last layer leaves out tokens without
-                batch.n_seq_id[index], batch.seq_id[index][0], batch.logits[index] = 1, 0, 1
-            code = api["llama_decode"](self._context, batch)
-        finally:
-            api["llama_batch_free"](batch)
-        if code or self._fault:
-            raise EngineFailed(self._fault or f"The engine could not compute {len(tokens)} tokens: code {code}.")
+            self._compute(tokens)
+        except EngineFailed:
+            if not self._fault:
+                raise
+        if self._fault:
+            raise EngineFailed(self._fault)
 
     _fault = ""
 

@@ -156,12 +156,9 @@ class Evaluator:
         n_tokens = self._api["llama_tokenize"](vocab, raw, len(raw), room, len(room), False, True)
         return list(room[:n_tokens])
 
-    def logits(self, tokens: Sequence[int]) -> array.array[float]:
-        """[len(tokens) * n_vocab] float32, of each token's successor. Raises ValueError for more than n_ctx tokens."""
-        if not 0 < len(tokens) <= self.n_ctx:
-            raise ValueError(f"{len(tokens)} tokens; this context takes 1 to {self.n_ctx}")
+    def _compute(self, tokens: Sequence[int]) -> None:
+        """One window, with logits of every token: the last layer leaves out tokens without. Raises EngineFailed."""
         api = self._api
-        self._experts.clear()
         api["llama_memory_clear"](api["llama_get_memory"](self._context), True)
         batch = api["llama_batch_init"](len(tokens), 0, 1)
         try:
@@ -174,6 +171,14 @@ class Evaluator:
             api["llama_batch_free"](batch)
         if code:
             raise EngineFailed(f"The engine could not compute {len(tokens)} tokens: code {code}.")
+
+    def logits(self, tokens: Sequence[int]) -> array.array[float]:
+        """[len(tokens) * n_vocab] float32, of each token's successor. Raises ValueError for more than n_ctx tokens."""
+        if not 0 < len(tokens) <= self.n_ctx:
+            raise ValueError(f"{len(tokens)} tokens; this context takes 1 to {self.n_ctx}")
+        self._experts.clear()
+        self._compute(tokens)
+        api = self._api
         values = array.array("f")
         for index in range(len(tokens)):
             row = api["llama_get_logits_ith"](self._context, index)
