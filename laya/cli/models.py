@@ -22,7 +22,7 @@ from laya.cli.list_entries import entry_rows
 from laya.cli.model_card import card_fields, file_fields, header_fields, print_card
 from laya.cli.output import print_json, print_table, printable, shown
 from laya.config import Config, load_config
-from laya.errors import InsufficientMemory, InvalidRequest, ModelNotPulled, NoServer
+from laya.errors import InsufficientMemory, InvalidRequest, ModelNotFound, ModelNotPulled, NoServer
 from laya.memory import read_header
 from laya.models import (
     CatalogueEntry,
@@ -215,7 +215,12 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 def rm(name: Name, yes: Yes = False, as_json: Json = False) -> None:
     """Remove a pulled model. A linked one loses its name only; its file stays."""
     library = Library()
-    manifest = library.find(name)
+    try:
+        manifest = library.find(name)
+    except ModelNotFound:
+        if any(name.casefold() in (model.id, *model.aliases) for model in shipped_models()):
+            raise InvalidRequest(f"'{name}' comes with Laya and was not pulled: nothing to remove.") from None
+        raise
     model = library.model(manifest)
     place = printable(str(model.path))
     what = f"{model.id} ({size_text(model.file_bytes)}, {place})"

@@ -55,6 +55,11 @@ def test_list_shows_the_catalogue_offline(home: Path) -> None:
     assert smollm2["licence"] == "Apache-2.0"
 
 
+def test_what_comes_with_laya_is_not_removed(home: Path) -> None:
+    with pytest.raises(InvalidRequest, match="'laya-nano' comes with Laya"):
+        run("rm", "laya-nano", "--yes")
+
+
 @pytest.mark.usefixtures("no_memory")
 def test_list_says_what_does_not_fit(home: Path) -> None:
     rows = run_json("list")
