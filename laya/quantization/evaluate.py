@@ -84,7 +84,7 @@ def evaluate(options: argparse.Namespace, folder: Path, tell: Tell) -> Report:
 
     measured, text = _likelihoods(options, rows, reference, tasks, folder, tell)
     memory: dict[str, Memory] = {}
-    for row in rows if not options.no_memory else []:
+    for row in [row for row in rows if not row.is_unpacked] if not options.no_memory else []:
         tell(f"memory: {row.name}")
         memory[row.name] = memory_of(row, options.n_threads)
     speeds, answers = asyncio.run(_served(options, rows, tasks, folder, tell))
@@ -209,6 +209,7 @@ def _row(name: str, file: File, kv_cache_dtype: str | None = None) -> Row:
         path=file.facts.path,
         kv_cache_dtype=kv_cache_dtype,
         is_chat=file.facts.chat_template,
+        is_unpacked=file.facts.packed_as is not None,
         max_seq_len=min(SERVED_TOKENS, room),
     )
 
@@ -247,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Variants of a model in one table: memory, speed, and what is left of its quality.",
     )
     parser.add_argument("model", help="a model that is here, or the path of a GGUF file")
-    parser.add_argument("--quant", type=_words, default=[], help="variants: f16,q8_0,q4_k_m, names or paths of files")
+    parser.add_argument("--quant", type=_words, default=[], help="variants: f16,q8_0,q4_k_m,awq, names or paths")
     parser.add_argument("--reference", help="the variant that the others are held to; else the one of most bits")
     parser.add_argument("--kv", type=_words, default=[], help="rows of the reference with this KV cache: q8_0,q4_0")
     parser.add_argument("--against", help="another model's name, or http://host/v1#model: both answer the task set")

@@ -50,6 +50,7 @@ class FileFacts(msgspec.Struct, kw_only=True):
     n_ctx_train: int
     n_vocab: int
     chat_template: bool
+    packed_as: str | None = None  # a folder's layout, where the file is the unpacked weights of one
 
     @property
     def main_type(self) -> str:
@@ -58,6 +59,8 @@ class FileFacts(msgspec.Struct, kw_only=True):
 
     @property
     def main_bits(self) -> float:
+        if self.packed_as is not None:
+            return self.bits
         block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[self.main_type]]
         return 8 * block_bytes / block
 

@@ -37,6 +37,7 @@ class Wish(NamedTuple):
     imatrix: ImportanceMatrix | None = None
     imatrix_note: str = ""
     chat_template: str | None = None  # in place of the source's own
+    is_exported: bool = False  # the source is a file made of a folder a moment ago: to have it as it is, is something
 
 
 class Piece(NamedTuple):
@@ -103,6 +104,8 @@ def job_of(path: Path, name: str, wish: Wish) -> Job:
         has_imatrix=wish.imatrix is not None,
     )
     source_type = _main_type(found)
+    if not wish.is_exported and all(target.type == target.own_type for target in found):
+        raise ConfigError(f"'{name}' is {kind} already: there is nothing to do.", param="to")
     is_requantized = _check_gain(name, kind, found, source_type, wish.requantizes)
     for target in found:
         if target.type != target.own_type and not can_read(target.own_type):
@@ -173,9 +176,7 @@ def _main_type(found: Sequence[Target]) -> str:
 
 
 def _check_gain(name: str, kind: str, found: Sequence[Target], source_type: str, is_wanted: bool) -> bool:
-    """Whether tensors are quantized a second time. Raises ConfigError where that was not asked for, or none changes."""
-    if all(target.type == target.own_type for target in found):
-        raise ConfigError(f"'{name}' is {kind} already: there is nothing to do.", param="to")
+    """Whether tensors are quantized a second time. Raises ConfigError where that was not asked for."""
     again = [
         target
         for target in found

@@ -95,6 +95,7 @@ def make(asked: Asked, library: Library, budget: Budget, watcher: Watcher) -> Ma
         started_s = time.monotonic()
         source = _as_gguf(asked, kind, folder, budget, watcher)
         wish = Wish(kind, asked.embeddings, asked.head, asked.requantizes, chat_template=asked.model.chat_template)
+        wish = wish._replace(is_exported=asked.model.format == "hf")
         job = job_of(source, asked.model.id, wish)
         check_disk(folder, job.file_bytes)
         seen = _calibrated(asked, source, text, folder, budget, watcher) if text else None

@@ -39,6 +39,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     kv_cache_dtype: str | None = None
     is_chat: bool = True
+    is_unpacked: bool = False  # stands for a folder that no engine here runs: what it takes is not what that would
     max_seq_len: int = SERVED_TOKENS
 
     def asked(self, n_threads: int) -> AskedSettings:
@@ -118,10 +119,11 @@ class Served:
         return Server(name=row.name, base_url=url, model=side.model, key=side.key, is_chat=row.is_chat)
 
     async def speeds(self, n_rounds: int) -> dict[str, Speed]:
-        """Of all rows, in rounds after one that is not counted."""
-        seen: dict[str, list[tuple[float, float, int, int]]] = {row.name: [] for row in self._rows}
+        """Of all rows that are run as they are, in rounds after one that is not counted."""
+        rows = [row for row in self._rows if not row.is_unpacked]
+        seen: dict[str, list[tuple[float, float, int, int]]] = {row.name: [] for row in rows}
         for number in range(-1, n_rounds):
-            for row in self._rows if number % 2 else self._rows[::-1]:
+            for row in rows if number % 2 else rows[::-1]:
                 self._tell(f"speed: round {max(0, number + 1)} of {n_rounds}, {row.name}")
                 figures = await self._one(self._sides[row.name], row)
                 if number >= 0:

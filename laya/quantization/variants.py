@@ -5,19 +5,23 @@ A file that is made here lies in the run's own folder and goes with it; `laya qu
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from laya.errors import BadModelFile, ConfigError, ModelNotFound
+from laya.errors import BadModelFile, ConfigError, EngineFailed, ModelNotFound
 from laya.memory import Machine, size_text
 from laya.models import Library, resolve
 from laya.quantization.card import Card
 from laya.quantization.inspection import FileFacts, Flag, file_facts
 from laya.quantization.job import Job
-from laya.quantization.kinds import FILE_KINDS, FULL_TYPES, FileKind, file_kind
+from laya.quantization.kinds import FILE_KINDS, FOLDER_KINDS, FULL_TYPES, FileKind, file_kind
 from laya.quantization.make import CARD_JSON, Asked, card_paths, make, variant_id
+from laya.quantization.make_folder import FolderAsked, check_installed, make_folder
 from laya.types import ModelFile
 
 Tell = Callable[[str], None]
@@ -44,7 +48,10 @@ class _Told:
         self._tell(f"{self._name}: quantizing, {done / max(1, total):.0%}")
 
     def planned(self, job: Job, peak_bytes: int) -> None:
-        self._tell(f"{self._name}: {size_text(job.file_bytes)}, {size_text(peak_bytes)} of memory meanwhile")
+        self.planned_folder(job.file_bytes, peak_bytes)
+
+    def planned_folder(self, file_bytes: int, peak_bytes: int) -> None:
+        self._tell(f"{self._name}: {size_text(file_bytes)}, {size_text(peak_bytes)} of memory meanwhile")
 
 
 def gguf_model(name: str) -> ModelFile:
@@ -59,8 +66,8 @@ def variants(name: str, wanted: Sequence[str], folder: Path, n_threads: int, tel
     """The model's id, and files of the words of `--quant`, or its own file where there are none.
 
     A word is a path, the name of a model that is here, a variant of this model that is here (`q8_0` finds
-    `MODEL:q8_0`), or a kind of file, which is made in `folder`. Raises ConfigError for a word that is none of them, and
-    what making one raises where there is no room for it.
+    `MODEL:q8_0`), or a kind of file or of folder (awq, gptq), which is made in `folder`. Raises ConfigError for a word
+    that is none of them, and what making one raises where there is no room for it.
     """
     if not wanted:
         model = gguf_model(name)
@@ -68,7 +75,7 @@ def variants(name: str, wanted: Sequence[str], folder: Path, n_threads: int, tel
     model = resolve(name)
     found: list[File] = []
     for word in wanted:
-        row = Path(word).stem if word.endswith(".gguf") else word
+        row = Path(word).stem if word.endswith(".gguf") else Path(word).name if "/" in word else word
         if any(each.name == row for each in found):
             raise ConfigError(f"--quant: {row} is there twice", param="quant")
         found.append(_variant(model, word, row, folder, n_threads, tell))
@@ -81,6 +88,8 @@ def best(files: Sequence[File]) -> File:
 
 
 def _variant(model: ModelFile, word: str, row: str, folder: Path, n_threads: int, tell: Tell) -> File:
+    if (packed := _packed(model, word, row, folder, n_threads, tell)) is not None:
+        return packed
     if (path := _at_hand(model, word)) is not None:
         return _file(row, path)
     kind, file = _kind(word)
@@ -92,6 +101,51 @@ def _variant(model: ModelFile, word: str, row: str, folder: Path, n_threads: int
     asked = Asked(model=model, kind=kind, requantizes=True, out=path, n_threads=n_threads)
     make(asked, Library(), Machine().budget(), _Told(tell, row))
     return _file(row, path)
+
+
+def _packed(model: ModelFile, word: str, row: str, folder: Path, n_threads: int, tell: Tell) -> File | None:
+    """A folder of AWQ's or GPTQ's 4-bit weights, at hand or made: scored by the numbers that it stands for."""
+    packed = Path(word).expanduser()
+    if word.lower() in FOLDER_KINDS:
+        check_installed()
+        packed = folder / word.lower()
+        asked = FolderAsked(model=model, kind=word.lower(), out=packed, n_threads=n_threads)
+        make_folder(asked, Library(), Machine().budget(), _Told(tell, row))
+    elif not ("/" in word and (packed / "config.json").is_file()):
+        return None
+    layout = _layout(packed)
+    if layout not in FOLDER_KINDS:
+        raise ConfigError(
+            f"--quant {word}: a folder of {layout or 'whole'} weights; {', '.join(FOLDER_KINDS)} are scored"
+        )
+    out = folder / f"{packed.name}-unpacked.gguf"
+    tell(f"{row}: unpacking")
+    done = subprocess.run(
+        [sys.executable, "-m", "laya.quantization.unpacked", str(packed), str(out)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise EngineFailed(f"{packed} could not be unpacked: {done.stderr.strip().rpartition(chr(10))[2]}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    n_bytes = sum(file.stat().st_size for file in packed.glob("*.safetensors"))
+    facts = msgspec.structs.replace(
+        file_facts(out), file_bytes=n_bytes, bits=8 * n_bytes / told["matrices"], packed_as=layout.upper()
+    )
+    what = (
+        f"{layout.upper()}: {told['packed'] / told['matrices']:.0%} of the weights are in 4 bits; scored unpacked, by "
+    )
+    what += "llama.cpp; no engine here runs the folder, so it has no speed and no memory"
+    return File(name=row, facts=facts, flags=[Flag(what=what, is_broken=False)])
+
+
+def _layout(folder: Path) -> str | None:
+    """What its config.json says that its weights are packed as."""
+    try:
+        found = json.loads((folder / "config.json").read_bytes())
+        layout: str | None = (found.get("quantization_config") or {}).get("quant_method")
+    except (ValueError, AttributeError):
+        raise BadModelFile(f"{folder / 'config.json'} is no configuration of a model") from None
+    return layout
 
 
 def _kind(word: str) -> tuple[str, FileKind]:

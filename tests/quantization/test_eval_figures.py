@@ -80,7 +80,8 @@ def test_sign_test_is_the_binomial() -> None:
 
 
 def test_windows_are_whole_and_never_none() -> None:
-    assert windows_of(range(100), 64, 32) == [list(range(32)), list(range(32, 64))]
+    assert windows_of(range(100), 62, 32) == [list(range(32)), list(range(32, 64))]  # 31 are scored of each
+    assert len(windows_of(range(100), 63, 32)) == len(windows_of(range(100), 900, 32)) == 3
     assert windows_of(range(10), 64, 32) == [list(range(10))]
     with pytest.raises(Exception, match="nothing to score"):
         windows_of([1], 64, 32)

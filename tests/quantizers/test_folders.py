@@ -27,6 +27,7 @@ from laya.quantization.held import load_packed, text_windows
 from laya.quantization.make_folder import FolderAsked
 from laya.quantization.packed import unpack_awq, unpack_gptq, weights
 from laya.quantization.published import check_whole
+from laya.quantization.unpacked import as_laya
 from tests.modeling.small_model import small, write_tokenizer
 
 N_LAYERS, N_EXPERTS, WIDTH = 4, 8, 256
@@ -106,6 +107,26 @@ def test_what_is_printed_is_what_the_folder_computes(source: Path, made: tuple[P
     assert 0 < figures["mean_kl"] < 0.2
     assert figures["perplexity"] == pytest.approx(figures["reference_perplexity"], rel=0.1)
     assert figures["tuned_on_tokens"] == 0
+
+
+def test_a_row_of_laya_eval_is_what_the_folder_computes(source: Path, made: tuple[Path, dict[str, Any], str]) -> None:
+    """By llama.cpp from the unpacked weights, beside the figures that torch gave, in windows of one token more."""
+    folder, told, kind = made
+    figures = told["card"]["made"]
+    words = ["--quant", f"f32,{folder}", "--tokens", str(figures["n_tokens"]), "--no-tasks", "--exact"]
+    argv = [sys.executable, "-m", "laya.cli", "eval", str(source), *words, "--no-speed", "--n-threads", "1", "--json"]
+    done = subprocess.run(argv, cwd=source.parent, env=environment(source.parent), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    whole, packed = json.loads(done.stdout.splitlines()[-1])["variants"]
+    assert (whole["name"], packed["name"]) == ("f32", folder.name)
+    assert packed["likelihood"]["mean_kl"]["value"] == pytest.approx(figures["mean_kl"], rel=0.3)
+    loaded = load_packed(folder)
+    ids = torch.tensor([text_windows(folder)[0]])
+    with torch.inference_mode():  # what is written as GGUF is the model that was unpacked
+        assert torch.allclose(as_laya(loaded)(input_ids=ids).logits, loaded(input_ids=ids).logits, atol=1e-4)
+    assert whole["memory"] is not None and packed["memory"] is None  # nothing here runs the folder
+    assert packed["file_bytes"] == told["card"]["file_bytes"] and 4 < packed["bits"] < 16
+    assert any(kind.upper() in flag["what"] and not flag["is_broken"] for flag in packed["flags"])
 
 
 def test_rounding_that_is_tuned_on_a_text_loses_less(tmp_path: Path) -> None:
