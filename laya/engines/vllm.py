@@ -20,9 +20,10 @@ from laya.errors import ConfigError
 from laya.types import PlannedSettings
 
 HOST = "127.0.0.1"
+GRAMMAR_CACHE_MIB = 64  # of compiled schemas; its own default is 512, past any plan
 CPU_BLOCK_TOKENS = 128  # of a block of the KV cache, as its CPU build has them
 _NOT_PASSED_ON = ("LAYA_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE",
-                  "VLLM_CPU_OMP_THREADS_BIND", "VLLM_USE_MODELSCOPE")  # fmt: skip
+                  "VLLM_CPU_OMP_THREADS_BIND", "VLLM_USE_MODELSCOPE", "VLLM_XGRAMMAR_CACHE_MB")  # fmt: skip
 # Its own words for what the plan or a key of Laya's decides, and where to say it.
 _DECIDED = {
     "model": "source", "host": None, "port": None, "api-key": None, "uds": None, "served-model-name": "aliases",
@@ -135,7 +136,7 @@ def environment(settings: VllmEngineSettings, api_key: str) -> dict[str, str]:
     """Of the program: the user's own, without what would steer it past the plan. Nothing is fetched or told."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
     own |= {"VLLM_API_KEY": api_key, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    own |= {"NO_COLOR": "1", "VLLM_LOGGING_COLOR": "0"}
+    own |= {"NO_COLOR": "1", "VLLM_LOGGING_COLOR": "0", "VLLM_XGRAMMAR_CACHE_MB": str(GRAMMAR_CACHE_MIB)}
     if settings.import_path is not None:
         own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(settings.import_path), own.get("PYTHONPATH"))))
     if settings.ray_address is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from laya.config import ResolvedModel
 from laya.config.quantization import AUTO, NONE
 from laya.config.vllm import Vllm
 from laya.engines.cpu import cpu_flags
-from laya.engines.vllm import CPU_BLOCK_TOKENS, VllmEngineSettings, tool_parser_of
+from laya.engines.vllm import CPU_BLOCK_TOKENS, GRAMMAR_CACHE_MIB, VllmEngineSettings, tool_parser_of
 from laya.engines.vllm_build import VllmBuild, find_build
 from laya.errors import ConfigError, NotSupported
 from laya.gateway.corrections import Corrections
@@ -25,7 +26,7 @@ from laya.memory.hf_complete import check_complete
 from laya.memory.placement import CPU
 from laya.memory.vllm_place import chosen_cards, usable_bytes
 from laya.models import home_path
-from laya.types import AskedSettings, ModelFile, Plan
+from laya.types import MIB, AskedSettings, ModelFile, Plan
 
 CPU_BATCHED_TOKENS, GPU_BATCHED_TOKENS = 2048, 8192
 PACKED = frozenset({"awq", "gptq", "auto-round", "compressed-tensors"})  # 4-bit integers that kernels unpack
@@ -65,7 +66,7 @@ class VllmKind:
             budget,
             () if build.is_cpu else _cards(settings, budget),
             model_id=settings.id,
-            settings=memory_settings(_vllm(settings), on_cpu=build.is_cpu),
+            settings=memory_settings(_vllm(settings), settings.args, on_cpu=build.is_cpu),
             n_cores=Machine().cores(),
             correction=learned.of_key((ENGINE, build.version, found.shape.architecture)),
             gpu_correction=learned.of_key((ON_GPU, build.version, found.shape.architecture)),
@@ -119,7 +120,7 @@ class VllmKind:
             learned.learn_key((ENGINE, build, architecture), plan, peak_bytes, was_killed=was_killed)
 
 
-def memory_settings(vllm: Vllm, *, on_cpu: bool) -> VllmSettings:
+def memory_settings(vllm: Vllm, args: Mapping[str, Any], *, on_cpu: bool) -> VllmSettings:
     """What of it the plan counts with."""
     return VllmSettings(
         tensor_parallel_size=vllm.tensor_parallel_size,
@@ -127,6 +128,8 @@ def memory_settings(vllm: Vllm, *, on_cpu: bool) -> VllmSettings:
         max_num_batched_tokens=vllm.max_num_batched_tokens or (CPU_BATCHED_TOKENS if on_cpu else GPU_BATCHED_TOKENS),
         gpu_memory_utilization=vllm.gpu_memory_utilization or VllmSettings().gpu_memory_utilization,
         enforce_eager=vllm.enforce_eager,
+        grammar_cache_bytes=GRAMMAR_CACHE_MIB * MIB,
+        computes_in_single=args.get("dtype") in ("float32", "float"),
         block_size=CPU_BLOCK_TOKENS if on_cpu else VllmSettings().block_size,
     )
 

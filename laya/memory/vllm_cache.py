@@ -17,6 +17,7 @@ import msgspec
 from laya.errors import ConfigError, nearest
 from laya.memory.layers import LayerShape
 from laya.memory.shape import ModelShape
+from laya.types import MIB
 
 KV_BYTES = {"auto": 0, "f16": 2, "bf16": 2, "float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 SPARSE_LATENT_FP8_BYTES = 656  # a token of sparse latent attention in fp8, with its scales
@@ -33,6 +34,8 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 8192
     block_size: int = 16  # tokens
     enforce_eager: bool = False  # no CUDA graphs
+    grammar_cache_bytes: int = 64 * MIB  # of compiled schemas
+    computes_in_single: bool = False  # by `args: {dtype: float32}`; else single precision is loaded as half
     n_speculative_tokens: int = 0  # drafted by the model's own layers
     hybrid_kv_cache: bool = True  # False (--disable-hybrid-kv-cache-manager): windows keep every token
 

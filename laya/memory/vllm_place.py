@@ -61,7 +61,8 @@ def chosen_cards(cards: Sequence[GpuMemory], gpus: Sequence[int]) -> list[GpuMem
 
 def cache_of(model: VllmModel, choice: VllmChoice) -> KvCache:
     shape, states = model.found.shape, model.found.state_bytes
-    return kv_cache(shape, model.settings, choice.kv_cache_dtype, dtype_bytes=HALF_BYTES, state_bytes=states)
+    element = 2 * HALF_BYTES if model.settings.computes_in_single else HALF_BYTES
+    return kv_cache(shape, model.settings, choice.kv_cache_dtype, dtype_bytes=element, state_bytes=states)
 
 
 def terms_of(model: VllmModel, choice: VllmChoice) -> list[dict[str, int]]:

@@ -76,7 +76,7 @@ def weights_on_gpu(found: HfFacts, settings: VllmSettings, stage: range) -> int:
         total += weights.nextn_bytes
     whole = min(total, weights.whole_bytes)
     on_gpu = (total - whole) // share + whole + _repeated_heads(found, share, stage)
-    if found.quantization is None:  # single precision is loaded as half
+    if found.quantization is None and not settings.computes_in_single:  # single precision is loaded as half
         on_gpu -= weights.float32_bytes // 2 * on_gpu // max(1, weights.total_bytes)
     return on_gpu
 
@@ -164,5 +164,5 @@ def host_bytes(settings: VllmSettings, *, on_cpu: bool = False) -> int:
     """Host memory of the processes; of the CPU build without what its workers compute with."""
     n_workers = settings.tensor_parallel_size * settings.pipeline_parallel_size
     if on_cpu:
-        return CPU_PROCESS_BYTES + CPU_WORKER_BYTES * n_workers
+        return CPU_PROCESS_BYTES + settings.grammar_cache_bytes + CPU_WORKER_BYTES * n_workers
     return PROCESS_BYTES + WORKER_BYTES * n_workers
