@@ -141,6 +141,9 @@ def environment(settings: VllmEngineSettings, api_key: str) -> dict[str, str]:
         own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(settings.import_path), own.get("PYTHONPATH"))))
     if settings.ray_address is not None:
         own["RAY_ADDRESS"] = settings.ray_address
+    if settings.gpu_share is None and settings.vllm.enforce_eager:
+        # Else its first answer with logprobs compiles a function, by a C++ compiler of 230 MiB that nobody planned.
+        own["TORCHDYNAMO_DISABLE"] = "1"
     if settings.gpu_share is None:
         # Its own binding leaves a core unused, and knows nothing of other engines.
         own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(settings.planned.n_threads)}

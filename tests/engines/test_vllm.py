@@ -130,6 +130,14 @@ def test_nothing_of_the_environment_steers_past_the_plan(monkeypatch: pytest.Mon
     assert environment(settings(gpu_share=0.5, gpus=(1, 3)), "")["CUDA_VISIBLE_DEVICES"] == "1,3"
 
 
+def test_nothing_grows_past_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_XGRAMMAR_CACHE_MB", "4096")
+    compiled, eager = settings(), settings(vllm=Vllm(enforce_eager=True))
+    assert environment(compiled, "")["VLLM_XGRAMMAR_CACHE_MB"] == "64"
+    assert "TORCHDYNAMO_DISABLE" not in environment(compiled, "")
+    assert environment(eager, "")["TORCHDYNAMO_DISABLE"] == "1"
+
+
 def test_a_folder_to_import_from_comes_before_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/own")
     assert environment(settings(), "")["PYTHONPATH"] == "/own"
