@@ -18,7 +18,6 @@ pytestmark = pytest.mark.engine
 # Either model needs about 170 MiB, so both do not fit; and a limit of 1.3 times one of them is what there is.
 NARROW = """
 version: 1
-n_threads: 1
 memory: {budget: 225MiB}
 max_seq_len: 512
 max_num_seqs: 1
@@ -28,7 +27,6 @@ models:
 """
 WIDE = """
 version: 1
-n_threads: 1
 models:
   a: {source: smollm2, max_seq_len: 512, max_num_seqs: 1}
   b: {source: smollm2, max_seq_len: 512, max_num_seqs: 1}
