@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from laya.bench import prefix
-from laya.bench.generated_models import generated
 from laya.errors import EngineFailed
-from laya.models import pull
 
 LOAD = prefix.Load(n_conversations=10, n_turns=6, n_active=10, n_in_flight=2, max_tokens=4, seed=1)
-SERVE = ["--replicas=2", "--max-num-seqs=5", "--max-seq-len=1024", "--n-threads=1", "--prompt-cache=1MiB"]
+SERVE = ["--replicas=2", "--max-num-seqs=5", "--max-seq-len=1024", "--n-threads=1", "--prompt-cache=8MiB"]
 
 
 def row_of(policy: str) -> prefix.Row:
@@ -23,13 +21,11 @@ def row_of(policy: str) -> prefix.Row:
 
 @pytest.mark.engine
 def test_prompts_beginning_saves_three_fifths_of_what_round_robin_computes(
-    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    laya_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a model of two layers with the tokens of the default one: what is counted is tokens, not time."""
-    model = pull(str(generated("long", vocabulary=smollm2_path, folder=tmp_path)), home=tmp_path).id
-    monkeypatch.setenv("LAYA_HOME", str(tmp_path))
+    monkeypatch.setenv("LAYA_HOME", str(laya_home))
     asked = [row_of(policy) for policy in ("round_robin", "auto")]
-    rows = [asyncio.run(prefix.measure(row, LOAD, SERVE, model)) for row in asked]
+    rows = [asyncio.run(prefix.measure(row, LOAD, SERVE, "smollm2")) for row in asked]
     robin, auto = prefix.with_reductions(rows)
     assert robin["requests"] == auto["requests"] == 60
     assert robin["saved"] == 0
