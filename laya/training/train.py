@@ -33,7 +33,7 @@ from laya.training.held_out import HeldOut, measure
 from laya.training.recipe import Recipe, Schedule
 from laya.training.run_folder import RunFolder
 from laya.training.tokens import Corpus, prepare
-from laya.training.train_memory import check_memory
+from laya.training.train_memory import check_room
 
 _QUICK_TOKENS = 8192  # of held-out text, while it trains
 
@@ -224,7 +224,7 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     try:
         recipe = _chosen(args)
-        check_memory(recipe, model_config(recipe))
+        check_room(recipe, model_config(recipe))
         columns = (
             TextColumn(" {task.description}"),
             BarColumn(),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from laya.errors import InsufficientMemory
-from laya.memory import Machine
-from laya.memory.sizes import size_text
 from laya.modeling.config import LayaConfig
 from laya.training.recipe import Recipe
-from laya.training.upcycle_memory import n_parameters
+from laya.training.upcycle_memory import check_memory, n_parameters
 
 _FLOAT_BYTES = 4
 _WEIGHT_COPIES = 4
@@ -25,14 +22,10 @@ def need_bytes(recipe: Recipe, config: LayaConfig) -> int:
     return _FLOAT_BYTES * (_WEIGHT_COPIES * n_parameters(config) + kept)
 
 
-def check_memory(recipe: Recipe, config: LayaConfig) -> None:
+def check_room(recipe: Recipe, config: LayaConfig) -> None:
     """Raises InsufficientMemory with the figures."""
-    need, budget = need_bytes(recipe, config), Machine().budget()
-    if need > budget.bytes:
-        raise InsufficientMemory(
-            f"Training {recipe.name} takes {size_text(need)}; {size_text(budget.bytes)} may be used ({budget.limit}).",
-            need_bytes=need,
-            available_bytes=budget.bytes,
-            limit=budget.limit,
-            suggestions=["a smaller model", "train.sequences_per_step with fewer"],
-        )
+    check_memory(
+        need_bytes(recipe, config),
+        f"Training {recipe.name}",
+        ["a smaller model", "train.sequences_per_step with fewer"],
+    )

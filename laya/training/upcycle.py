@@ -65,16 +65,15 @@ def upcycle(asked: Asked, progress: Progress) -> Report:
     parent, recipe = asked.parent, asked.recipe
     config = laya_config(parent.config, recipe)
     texts = _texts(asked, tokenizer_of(parent))
-    check_memory(
-        need_bytes(
-            config,
-            n_training_tokens=texts.training.numel(),
-            n_held_tokens=texts.held_out.numel(),
-            window=texts.held_out.shape[1],
-            perturbs=bool(recipe.perturb),
-            trains_experts=bool(asked.expert_steps),
-        )
+    need = need_bytes(
+        config,
+        n_training_tokens=texts.training.numel(),
+        n_held_tokens=texts.held_out.numel(),
+        window=texts.held_out.shape[1],
+        perturbs=bool(recipe.perturb),
+        trains_experts=bool(asked.expert_steps),
     )
+    check_memory(need, "Upcycling this model", ["--experts with fewer", "no --train-experts"])
     check_disk(config, asked.dtype, asked.out)
     with new_folder(asked.out, asked.dtype) as folder:
         making = Upcycling(parent, recipe, texts)

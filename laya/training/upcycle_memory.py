@@ -66,16 +66,16 @@ def need_bytes(
     return int(max(making, training))
 
 
-def check_memory(need: int) -> None:
-    """Raises InsufficientMemory with the figures."""
+def check_memory(need: int, what: str, suggestions: list[str]) -> None:
+    """Raises InsufficientMemory with the figures. what: the beginning of its sentence."""
     budget = Machine().budget()
     if need > budget.bytes:
         raise InsufficientMemory(
-            f"Upcycling this model takes {size_text(need)}; {size_text(budget.bytes)} may be used ({budget.limit}).",
+            f"{what} takes {size_text(need)}; {size_text(budget.bytes)} may be used ({budget.limit}).",
             need_bytes=need,
             available_bytes=budget.bytes,
             limit=budget.limit,
-            suggestions=["--experts with fewer", "no --train-experts"],
+            suggestions=suggestions,
         )
 
 
