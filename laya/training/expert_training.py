@@ -50,7 +50,7 @@ def train_experts(
         logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
         loss = functional.cross_entropy(logits, ids[0, 1:])
         loss.backward()  # type: ignore[no-untyped-call]
-        on_step(float(loss))
+        on_step(float(loss.detach()))
     for hook in hooks:
         hook.remove()
 
