@@ -28,6 +28,10 @@ ROWS_COMPARED = 256  # of a tensor, or of one expert of it
 _MOST_SHOWN = 6  # flags of one kind; the rest is counted
 
 
+class _UnreadType(Exception):
+    """A type of tensor by its name."""
+
+
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
     """Something a user should know of a variant. is_broken: it computes what it should not."""
 
@@ -99,6 +103,7 @@ def inspect(path: Path, reference: Path | None = None) -> list[Flag]:
     theirs = dict(_tensors(reference)) if reference is not None and reference != path else {}
     flags: list[Flag] = []
     off: list[Flag] = []
+    unread: dict[str, int] = {}
     for name, (header, tensor) in _tensors(path):
         kind = tensor.type_name
         if ROUTERS.search(name) and kind not in _WIDE:
@@ -106,13 +111,18 @@ def inspect(path: Path, reference: Path | None = None) -> list[Flag]:
         if _NORMS.search(name) and kind not in _WIDE:
             flags.append(Flag(what=f"{name} is {kind}: norms stay at 16 bits or more"))
         if len(tensor.shape) > 1 or kind in _WIDE:
-            off += _weights_off(name, header, tensor, theirs.get(name))
+            try:
+                off += _weights_off(name, header, tensor, theirs.get(name))
+            except _UnreadType as error:
+                unread[str(error)] = unread.get(str(error), 0) + 1
     flags += _split_experts(path)
     if theirs and (missing := sorted(set(theirs) - {name for name, _ in _tensors(path)})):
         flags.append(Flag(what=f"{len(missing)} tensors of the reference are not there, such as {missing[0]}"))
     flags += off[:_MOST_SHOWN]
     if len(off) > _MOST_SHOWN:
         flags.append(Flag(what=f"{len(off) - _MOST_SHOWN} more tensors or experts like that"))
+    for kind, count in unread.items():
+        flags.append(Flag(what=f"{count} tensors were not compared: {kind} cannot be read here", is_broken=False))
     return flags
 
 
@@ -146,8 +156,6 @@ def _weights_off(
     for part in range(n_parts):
         where = f"{name}, expert {part}" if is_experts else name
         ours = _rows(header, tensor, part, n_parts)
-        if ours is None:
-            return []
         if not np.isfinite(ours).all():
             found.append(Flag(what=f"{where} holds NaN or infinity"))
             continue
@@ -164,7 +172,7 @@ def _weights_off(
 
 
 def _rows(header: GgufHeader, tensor: TensorInfo, part: int, n_parts: int) -> Any:
-    """Rows spread over one of the equal parts of a tensor, as float32; None for a type that cannot be read here."""
+    """Rows spread over one of the equal parts of a tensor, as float32. Raises _UnreadType."""
     row_bytes = GGML_TYPES[tensor.type_id].row_bytes(tensor.shape[0])
     n_rows = int(np.prod(tensor.shape[1:])) // n_parts
     raw = np.memmap(header.path, np.uint8, "r", header.data_offset + tensor.offset, (n_parts, n_rows, row_bytes))
@@ -176,7 +184,7 @@ def _rows(header: GgufHeader, tensor: TensorInfo, part: int, n_parts: int) -> An
     try:
         return gguf.dequantize(rows, kind)
     except NotImplementedError:
-        return None
+        raise _UnreadType(tensor.type_name) from None
 
 
 def _split_experts(path: Path) -> Iterator[Flag]:

@@ -229,3 +229,19 @@ def test_what_can_be_known_before_is_told_before(
 ) -> None:
     assert main([str(moe), *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_weights_that_cannot_be_compared_are_told(moe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kind = gguf.GGMLQuantizationType.Q4_0
+    path = changed(
+        moe,
+        tmp_path / "packed.gguf",
+        lambda name, data: (gguf.quantize(data, kind), kind) if name.endswith("attn_q.weight") else (data, None),
+    )
+
+    def unknown(data: Any, qtype: Any) -> Any:
+        raise NotImplementedError(qtype)
+
+    monkeypatch.setattr(gguf, "dequantize", unknown)
+    (flag,) = inspect(path, moe)
+    assert flag.what == "2 tensors were not compared: Q4_0 cannot be read here" and not flag.is_broken
