@@ -81,7 +81,7 @@ async function drawForUser() {
 function show(isAdmin) {
   part("key-form").hidden = true;
   part("main").hidden = false;
-  part("left").hidden = !isAdmin;
+  document.body.classList.toggle("user", !isAdmin);
   part("forget-key").hidden = !hasKey();
 }
 

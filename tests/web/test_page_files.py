@@ -13,7 +13,7 @@ import pytest
 import laya
 from laya.gateway.page import PREFIX, WEB, page_files
 
-LIMIT_BYTES = 60 * 1024
+LIMIT_BYTES = 300 * 1024
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 INDEX = (WEB / "index.html").read_text()
 
