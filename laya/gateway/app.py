@@ -96,7 +96,7 @@ class Guard:
 
 def build_app(desk: Desk, keys: LiveKeys, lifespan: Any) -> ASGIApp:
     """All cold routes. A hot path that comes here came with the wrong method."""
-    own = OwnRequests(desk.fleet)
+    own = OwnRequests(desk.fleet, desk.recent)
     admin = "/admin/models/{model_id:path}"
     routes = [
         *page_routes(desk.root),

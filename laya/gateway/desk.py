@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 import laya
+from laya.engines.log import RING_LINES
 from laya.errors import EngineFailed, InvalidRequest, NotFound, NotSupported, PayloadTooLarge
 from laya.gateway.account import Key
 from laya.gateway.endpoint import Endpoint
@@ -29,6 +30,7 @@ from laya.gateway.gauge import cards, ram
 from laya.gateway.hops import INSTANCE
 from laya.gateway.limits import SMALL_BODY_BYTES, bad_encoding
 from laya.gateway.live_keys import LiveKeys
+from laya.gateway.recent import Recent
 from laya.gateway.roles import key_of
 from laya.metrics import GatewayStats, LayaCollector
 from laya.routing import NATIVE
@@ -54,6 +56,7 @@ class Desk:
         self.registry = CollectorRegistry()
         self.registry.register(LayaCollector(stats, fleet.statuses, lambda: fleet.budget().bytes, fleet.kv_tokens))
         self._stats = stats
+        self.recent = Recent(fleet.supervisor.logs)
         self.apis: list[Route] = []  # other APIs, translated to this server's own
         self.preloads_pending = 0
         self.closing = asyncio.Event()  # the server is asked to end
@@ -219,14 +222,19 @@ class Desk:
         return group[number - 1]
 
     async def logs(self, request: Request) -> Response:
-        """`?replica=2`: of that engine, where the model has several; the first one's otherwise."""
+        """`?replica=2`: of that engine, where the model has several; the first one's otherwise. `?lines=100`: so many
+        of those that are there."""
         endpoint = self._replica(request)
         follow = switch(request, "follow")
+        said = request.query_params.get("lines", str(FOLLOW_FROM_LINES if follow else RING_LINES))
+        n_lines = whole_number(said)
+        if n_lines is None:
+            raise InvalidRequest(f"'lines' is '{said}': expected a whole number.", param="lines")
         logs = self.fleet.supervisor.logs(endpoint.name)
         if follow:
-            lines = _lines(logs.follow(FOLLOW_FROM_LINES), self.closing)
+            lines = _lines(logs.follow(n_lines), self.closing)
             return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
-        return Response("".join(line + "\n" for line in logs.tail()), media_type="text/plain; charset=utf-8")
+        return Response("".join(line + "\n" for line in logs.tail(n_lines)), media_type="text/plain; charset=utf-8")
 
 
 def _doing(group: tuple[Endpoint, ...], now_s: float) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class Dispatcher:
         wants_usage: bool | None,
     ) -> None:
         """Steps 1 and 2 of a request that the plain lane took are done; the rest, where it goes straight through."""
-        exchange.read_s = exchange.arrived_s
+        exchange.read_s, exchange.route_s = exchange.arrived_s, route_s
         exchange.routed_seqs, exchange.routed_tokens = 1, routed_tokens
         endpoint = exchange.endpoint = self.fleet.endpoints[index]
         self.stats.route.observe(route_s)
@@ -157,7 +157,8 @@ class Dispatcher:
             tokens = MOST_TOKENS
         start_s = time.perf_counter()
         index, candidate = choose(self, exchange, parsed, name, tokens)
-        self.stats.route.observe(time.perf_counter() - start_s)
+        exchange.route_s = time.perf_counter() - start_s
+        self.stats.route.observe(exchange.route_s)
         if index < 0:
             if index == UNKNOWN_MODEL:
                 self.fleet.find(candidate)  # a file that was just dropped into models_dir, or model_not_found

@@ -82,6 +82,7 @@ class Exchange(Answering):
     admission: Admission | None = None  # where its reservation is held
     reserved_seqs = 0
     reserved_tokens = 0
+    route_s = 0.0  # what the choice of its endpoint took
     routed_seqs = 0
     routed_tokens = 0
     deadline_s = 0.0  # in the queue

@@ -37,7 +37,7 @@ def explain_live(
     """
     if not query.get("model"):
         raise InvalidRequest(f"'model' is missing. This server has: {fleet.names_text()}.", param="model")
-    rules, prompt = Rules(fleet.config.routing, away_of(fleet.config)), query.get("prompt", "")
+    prompt = query.get("prompt", "")
     said = dict(_header(text) for text in headers)
     priority = query.get("priority", said.get(PRIORITY))
     facts = RequestFacts(
@@ -49,6 +49,12 @@ def explain_live(
         priority=granted(priority_of(priority) if priority is not None else None, grants.get(query.get("key", ""))),
         session=query.get("session"),
     )
+    return explain_facts(fleet, facts, prefix_blocks(prompt))
+
+
+def explain_facts(fleet: Fleet, facts: RequestFacts, blocks: bytes) -> Told:
+    """blocks: of its prompt's beginning. Raises InvalidRequest, ModelNotFound."""
+    rules = Rules(fleet.config.routing, away_of(fleet.config))
     for name in rules.decide(facts).models:
         if fleet.router.resolve(name) is None:
             fleet.find(name)
@@ -57,7 +63,7 @@ def explain_live(
         cost = fleet.endpoints[candidate.endpoint].settings.cost
         return cost.words if cost is not None else None
 
-    told = tell(fleet.router, rules, facts, prefix_blocks=prefix_blocks(prompt), is_live=True)
+    told = tell(fleet.router, rules, facts, prefix_blocks=blocks, is_live=True)
     told = with_costs(told, cost_of)
     return msgspec.structs.replace(told, tried=tuple(_with_failures(fleet, each) for each in told.tried))
 

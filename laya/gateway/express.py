@@ -182,6 +182,7 @@ class Express:
             exchange = Exchange(client, self._dispatcher, EndpointKind.CHAT, http_1_0=False, keep_alive=True)
             exchange.request_id, exchange.key, exchange.endpoint = request_id, known_as.key, endpoint
             exchange.arrived_s, exchange.sent_s, exchange.first_token_s = arrived_s, sent_s, first_s
+            exchange.route_s = route_s
             exchange.prompt_tokens, exchange.n_tokens_out = n_in or None, n_out
             exchange.outcome, exchange.response_complete = "served", True
             self._dispatcher.settled(exchange)
@@ -213,7 +214,7 @@ class Express:
         exchange.request_id, exchange.key, exchange.taken = request_id, known_as.key, data
         exchange.body_complete = exchange.started = exchange.was_sent = True
         exchange.arrived_s = exchange.read_s = arrived_s
-        exchange.sent_s = sent_s
+        exchange.sent_s, exchange.route_s = sent_s, route_s
         exchange.routed_seqs, exchange.routed_tokens = 1, routed
         exchange.connection = connection
         endpoint.make_live(exchange, promised)

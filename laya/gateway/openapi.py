@@ -108,9 +108,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "What its engines say of their sequences", answers.Slots, {}, _NO_MODEL | {503: "Its engine does not answer"}
     ),
     ("GET", _MODEL + "/logs"): Operation(
-        "The last lines of its engine's log; `follow`: those to come too, until the client leaves",
+        "The last `lines` of its engine's log; `follow`: those to come too, until the client leaves",
         TEXT,
-        {"replica": _COUNT | {"minimum": 1, "default": 1}, "follow": _SWITCH},
+        {"replica": _COUNT | {"minimum": 1, "default": 1}, "follow": _SWITCH, "lines": _COUNT},
         _NO_MODEL,
     ),
     ("GET", "/admin/keys"): Operation("Every key, without its secret", answers.Keys),

@@ -109,6 +109,7 @@ class Operating:
     def _settled(self, exchange: Exchange) -> None:
         self.meter.count(exchange)
         self.request_log.note(exchange)
+        self._gateway.desk.recent.note(exchange)
 
     def _settled_and_traced(self, exchange: Exchange) -> None:
         self._settled(exchange)
