@@ -16,9 +16,10 @@ from laya.cli.rates import kept_rates
 from laya.config import Config, ResolvedModel
 from laya.config.places import DATABASE
 from laya.errors import LayaError, StoreError
+from laya.gateway.catalogued import plan_entry
 from laya.gateway.corrections import Corrections
-from laya.memory import Budget, Correction, Machine, ModelShape, plan_before_download, plan_file
-from laya.models import CatalogueEntry, Shape, home_path, size_text
+from laya.memory import Budget, Correction, Machine, plan_file
+from laya.models import CatalogueEntry, home_path, size_text
 from laya.types import AskedSettings, ModelFile, Plan, Task
 
 
@@ -59,15 +60,8 @@ class Fitter:
         """The verdict on a model of the catalogue, from its shape: never too kind."""
         asked = self._asked(entry.id, entry.task)
         try:
-            plan = plan_before_download(
-                model_shape(entry.shape),
-                entry.file_bytes,
-                entry.weights_type,
-                asked,
-                with_gpus(self.budget, self.config, self.config.for_model(entry.id).engine_path),
-                model_id=entry.id,
-                rates=self.rates,
-            )
+            budget = with_gpus(self.budget, self.config, self.config.for_model(entry.id).engine_path)
+            plan = plan_entry(entry, asked, budget, self.rates)
         except LayaError as error:
             return Fit(error=error.message)
         return msgspec.structs.replace(fit_of(plan), need_is="at most")
@@ -93,25 +87,6 @@ def learned_of(settings: ResolvedModel, path: Path) -> Correction:
         return Corrections(home_path() / DATABASE).of(settings, path)
     except StoreError:  # a plan needs no database
         return Correction()
-
-
-def model_shape(shape: Shape) -> ModelShape:
-    """The catalogue's shape in the planner's terms: every layer alike."""
-    return ModelShape(
-        architecture=shape.architecture,
-        n_layer=shape.n_layer,
-        n_embd=shape.n_embd,
-        n_head=(shape.n_head,) * shape.n_layer,
-        n_head_kv=(shape.n_head_kv,) * shape.n_layer,
-        head_dim_k=shape.head_dim,
-        head_dim_v=shape.head_dim,
-        n_ff=shape.n_ff,
-        n_vocab=shape.n_vocab,
-        n_ctx_train=shape.n_ctx_train,
-        n_expert=shape.n_expert,
-        n_expert_used=shape.n_expert_used,
-        n_ff_expert=shape.n_ff_expert,
-    )
 
 
 def fit_of(plan: Plan) -> Fit:

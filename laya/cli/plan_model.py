@@ -13,13 +13,14 @@ from typing import Any
 
 import msgspec
 
-from laya.cli.fit import learned_of, model_shape
+from laya.cli.fit import learned_of
 from laya.cli.gpus import gpus_here
 from laya.config import Config, ResolvedModel, with_settings
 from laya.config.quantization import split_kind
 from laya.config.units import parse_limit
 from laya.engines.builds import packages_for
 from laya.errors import BadModelFile, ConfigError, ModelNotPulled
+from laya.gateway.catalogued import model_shape
 from laya.gateway.kind_llamacpp import LlamaCppKind
 from laya.gateway.variants import Candidate, candidates, choose, find_model, is_choosing
 from laya.memory import Budget, ModelFacts, read_facts

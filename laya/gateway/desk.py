@@ -26,12 +26,13 @@ from laya.gateway.events import Events
 from laya.gateway.explaining import explain_live
 from laya.gateway.fields import whole_number
 from laya.gateway.fleet import Fleet
-from laya.gateway.gauge import cards, ram
+from laya.gateway.gauge import DeviceGauge, cards, ram
 from laya.gateway.hops import INSTANCE
 from laya.gateway.limits import SMALL_BODY_BYTES, bad_encoding
 from laya.gateway.live_keys import LiveKeys
 from laya.gateway.recent import Recent
 from laya.gateway.roles import key_of
+from laya.gateway.tuning import load_tuned
 from laya.metrics import GatewayStats, LayaCollector
 from laya.routing import NATIVE
 
@@ -140,10 +141,8 @@ class Desk:
                     "reserved_bytes": reserved_bytes,
                 },
                 "ledger": fleet.ledger.snapshot(),
-                "devices": [
-                    ram(fleet.machine, budget, reserved_bytes, statuses),
-                    *cards(stats.gpus, fleet.ledger, fleet.config.memory.gpu),
-                ],
+                "devices": self.devices(),
+                "is_paused": fleet.pausing.is_on,
                 "arrivals": stats.arrivals,
                 "in_flight": stats.in_flight,
                 "outcomes": stats.outcomes,
@@ -151,6 +150,15 @@ class Desk:
                 "peers": fleet.peers.shown(),
             }
         )
+
+    def devices(self) -> list[DeviceGauge]:
+        """Each device as it is now."""
+        fleet = self.fleet
+        budget = fleet.budget()
+        return [
+            ram(fleet.machine, budget, fleet.ledger.held("cpu"), fleet.statuses()),
+            *cards(self._stats.gpus, fleet.ledger, fleet.config.memory.gpu),
+        ]
 
     async def events(self, request: Request) -> Response:
         """What happened since the event with the id `after` (0: all that is kept)."""
@@ -168,13 +176,18 @@ class Desk:
         return reply(explain_live(self.fleet, dict(query), query.getlist("header"), grants))
 
     async def load(self, request: Request) -> Response:
-        """`?anyway=true`: also a model that does not fit, under the ceiling of what is free."""
+        """`?anyway=true`: also a model that does not fit, under the ceiling of what is free. `?flags=`: with these
+        settings instead of the configured ones."""
         endpoint = self.fleet.find(request.path_params["model_id"])
         if endpoint.settings.peer is not None and endpoint.is_drained:  # which was done here, so it ends here
             self.fleet.draining.undo(endpoint)
             return self.shown(endpoint)
         endpoint = self._own(request)
-        await self.fleet.load(endpoint, anyway=switch(request, "anyway"))
+        anyway, flags = switch(request, "anyway"), request.query_params.get("flags")
+        if flags is None:
+            await self.fleet.load(endpoint, anyway=anyway)
+        else:
+            await load_tuned(self.fleet, endpoint, flags, anyway=anyway)
         return self.shown(endpoint)
 
     async def unload(self, request: Request) -> Response:

@@ -31,6 +31,7 @@ from laya.gateway.loading import Loading
 from laya.gateway.node_accounts import account
 from laya.gateway.node_loss import NodeLoss
 from laya.gateway.outgrown import Outgrown
+from laya.gateway.pausing import Pausing
 from laya.gateway.peers import Peers
 from laya.gateway.placing import Placing
 from laya.gateway.pools import Pools
@@ -83,6 +84,7 @@ class Fleet(Shown):
         self.ledger = self.loading.ledger
         self.threads = Threads(self.ledger, machine.cores)
         self.relief = Relief(self)
+        self.pausing = Pausing(self)
         self.cluster = cluster
         self.placing = Placing(self, self._evict)
         self.losses = NodeLoss(self)
@@ -104,6 +106,7 @@ class Fleet(Shown):
     # which models there are
     def attend(self, endpoint: Endpoint) -> None:
         endpoint.hold("memory", self.relief.reason)
+        endpoint.hold("pause", self.pausing.reason)
         endpoint.on_busy = self._busy_changed
         self.supervisor.register(
             endpoint.name,

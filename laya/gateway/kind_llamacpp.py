@@ -38,11 +38,7 @@ class LlamaCppKind:
         packages, unplanned = packages_for(settings.engine_path, home_path()), unplanned_layers(settings, asked)
         if unplanned:
             asked = msgspec.structs.replace(asked, gpu_layers=None, gpus=(), tensor_split=())
-        n_cards = len(budget.gpu_bytes)
-        is_asked = any(budget.gpu_bytes) and not budget.is_elsewhere
-        why_not = why_no_gpu(settings.engine_path, packages, n_cards) if is_asked else None
-        if why_not is not None:
-            budget = msgspec.structs.replace(budget, gpu_bytes=(), why_no_gpu=why_not)
+        budget = budget_for(settings, budget)
         plan = plan_file(
             file.path,
             asked,
@@ -95,6 +91,14 @@ class LlamaCppKind:
         was_killed: bool,
     ) -> None:
         learned.learn(settings, file.path, plan, peak_bytes, was_killed=was_killed)
+
+
+def budget_for(settings: ResolvedModel, budget: Budget) -> Budget:
+    """The budget without GPUs that the engine of this model cannot use."""
+    packages = packages_for(settings.engine_path, home_path())
+    is_asked = any(budget.gpu_bytes) and not budget.is_elsewhere
+    why_not = why_no_gpu(settings.engine_path, packages, len(budget.gpu_bytes)) if is_asked else None
+    return budget if why_not is None else msgspec.structs.replace(budget, gpu_bytes=(), why_no_gpu=why_not)
 
 
 def unplanned_layers(settings: ResolvedModel, asked: AskedSettings) -> int:

@@ -71,7 +71,7 @@ class Loading:
         self._config = config
         self._machine = machine
         self._supervisor = supervisor
-        self._corrections = corrections
+        self.corrections = corrections
         self._others = others
         self._evict = evict
 
@@ -88,9 +88,9 @@ class Loading:
         """What is left of it beside the engines that are loaded."""
         budget = self.budget()
         self.ledger.set_total(RAM, budget.bytes)
-        return self._with(budget, ())
+        return self.with_room_of(budget, ())
 
-    def _with(self, budget: Budget, givers: Iterable[Endpoint]) -> Budget:
+    def with_room_of(self, budget: Budget, givers: Iterable[Endpoint]) -> Budget:
         """What is free now, and what these hold. What is overdrawn has to be returned first."""
         names = [each.name for each in givers]
         free_bytes = self.ledger.free(RAM) + sum(self.ledger.held_by(name, RAM) for name in names)
@@ -120,7 +120,7 @@ class Loading:
         kind = kind_of(wanted)
 
         def plan_of(each: ModelFile) -> Plan:
-            return kind.plan(wanted, each, asked, budget, self._corrections)
+            return kind.plan(wanted, each, asked, budget, self.corrections)
 
         if is_chosen or not is_choosing(wanted):
             return await asyncio.to_thread(plan_of, file)
@@ -133,7 +133,7 @@ class Loading:
         """What would be started instead of its engine, in what that holds, what is free and what idle models hold."""
         budget = self.free_budget()
         givers = [endpoint, *self._others.leaving_order(endpoint)]
-        return await self.plan(endpoint, file, self._with(budget, givers), settings)
+        return await self.plan(endpoint, file, self.with_room_of(budget, givers), settings)
 
     def _asked(self, endpoint: Endpoint, n_threads: int | None) -> AskedSettings:
         """What the user decided, and what was decided already: replicas of a model promise the same to requests."""
@@ -191,7 +191,7 @@ class Loading:
         holders = [each for each in order if any(self.cards.held_bytes(each.name))]
         reached = [plan]
         for n_leaving in range(1, len(holders) + 1):
-            reached.append(await self.plan(endpoint, file, self._with(budget, holders[:n_leaving])))
+            reached.append(await self.plan(endpoint, file, self.with_room_of(budget, holders[:n_leaving])))
         shares = [share_on_gpus(each) for each in reached]
         return holders[: shares.index(max(shares))]
 
@@ -201,7 +201,7 @@ class Loading:
         n_to_load, outdated = self._others.together.to_load(endpoint)
         if n_to_load < 2:
             return None
-        whole = self._with(budget, outdated)
+        whole = self.with_room_of(budget, outdated)
         share_bytes = min(budget.bytes, whole.bytes // n_to_load)
         n_each = -(-n_to_load // max(1, sum(map(bool, whole.gpu_bytes))))  # engines for each GPU
         on_gpus = zip(budget.gpu_bytes, whole.gpu_bytes, strict=True)
@@ -219,11 +219,7 @@ class Loading:
         kept = self._others.kept_for(endpoint)
         bytes_kept = {other.name: self.ledger.held_by(other.name, RAM) for other in kept}
         kept_bytes = sum(bytes_kept.values())
-        whole = msgspec.structs.replace(
-            credited,
-            bytes=max(0, self.ledger.total(RAM) - kept_bytes),
-            gpu_bytes=self.cards.less(self.cards.total_bytes(), [each.name for each in kept]),
-        )
+        whole = self.without(credited, kept)
         plan = reached
         if (whole.bytes, *whole.gpu_bytes) != (credited.bytes, *credited.gpu_bytes):
             plan = await self.plan(endpoint, file, whole)
@@ -242,6 +238,16 @@ class Loading:
         at_hand = [(other, self._others.files[other.model_id]) for other in self._others.endpoints.values()]
         models = await models_that_fit(endpoint, file, at_hand, lambda other, own: self.plan(other, own, whole))
         raise tell_variants(refusal(plan, whole, models), plan)
+
+    def without(self, budget: Budget, kept: Iterable[Endpoint]) -> Budget:
+        """The whole budget, but for what these hold."""
+        names = [each.name for each in kept]
+        held_bytes = sum(self.ledger.held_by(name, RAM) for name in names)
+        return msgspec.structs.replace(
+            budget,
+            bytes=max(0, self.ledger.total(RAM) - held_bytes),
+            gpu_bytes=self.cards.less(self.cards.total_bytes(), names),
+        )
 
     def _busy(self, endpoint: Endpoint, plan: Plan, limit: str) -> MemoryBusy:
         """Who holds the rest. plan: the one that does not fit in what can be had now."""
@@ -279,7 +285,7 @@ class Loading:
         leaving: list[Endpoint] = []
         for idle in self._others.leaving_order(endpoint):
             leaving.append(idle)
-            budget = self._with(budget, leaving)
+            budget = self.with_room_of(budget, leaving)
             plan = await self.plan(endpoint, file, budget)
             if plan.fits:
                 break
@@ -309,6 +315,6 @@ class Loading:
         """An engine has ended; a plan that was too small makes the next one larger."""
         try:
             settings = endpoint.settings
-            kind_of(settings).learn(settings, file, plan, peak_bytes, self._corrections, was_killed=was_killed)
+            kind_of(settings).learn(settings, file, plan, peak_bytes, self.corrections, was_killed=was_killed)
         except LayaError as error:  # a broken file or database: the engine's end goes on
             logger.error("what was learned of '%s' is not kept: %s", endpoint.name, error.message)

@@ -22,6 +22,7 @@ from laya.gateway.desk import reply
 from laya.gateway.explaining import PROMPT_TOKENS_MOST
 from laya.gateway.fields import WHOLE_NUMBER_MOST
 from laya.gateway.key_desk import AskedKey
+from laya.gateway.trial import Trial
 from laya.routing.told import Told
 from laya.types import PRIORITIES, EndpointKind, ModelStatus
 
@@ -31,6 +32,7 @@ TEXT = "text/plain"
 _REF = "#/components/schemas/{name}"
 _SWITCH: dict[str, Any] = {"type": "string", "enum": ["true", "false", "1", "0"], "default": "false"}
 _DAY: dict[str, Any] = {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"}
+_FLAGS: dict[str, Any] = {"type": "string"}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": WHOLE_NUMBER_MOST}
 _HEADER: dict[str, Any] = {"type": "string", "pattern": "^[A-Za-z][A-Za-z-]*: ?[A-Za-z0-9 ]+$"}
 _EVERYWHERE = {
@@ -43,7 +45,7 @@ _NO_MODEL = {404: "No such model"}
 _NO_KEY = {404: "No such key"}
 _NO_LOAD = {
     408: "The body did not arrive in time",
-    422: "It does not fit, its file is broken, or its engine asked for more memory than it may have",
+    422: "It does not fit, its file or the flags are wrong, or its engine asked for more memory than it may have",
     502: "Its engine ended while it was loaded",
     503: "Its engine cannot be started, or memory is short or held by others: `retry-after` says when to try again",
 }
@@ -88,6 +90,23 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/admin/route/explain"): Operation(
         "Which engine would get a request like this one now, and why", Told, _EXPLAIN, _NO_MODEL, ("model",)
     ),
+    ("GET", "/admin/fit"): Operation(
+        "What a load would do now: its plan, who would leave, changes that fit; also of a catalogue model not here",
+        Trial,
+        {"model": {"type": "string", "minLength": 1}, "flags": _FLAGS},
+        _NO_MODEL | {422: "Its file is broken, or the flags are wrong", 501: "It takes no memory of this machine"},
+        ("model",),
+    ),
+    ("GET", "/admin/headroom"): Operation("What each device still has room for, in a sentence", answers.Headrooms),
+    ("GET", "/admin/history"): Operation(
+        "The memory of each device over the last ten minutes; `after`: samples younger than this, Unix seconds",
+        answers.Past,
+        {"after": {"type": "string", "pattern": r"^[0-9]{1,12}(\.[0-9]{1,6})?$", "default": "0"}},
+    ),
+    ("GET", "/admin/catalogue"): Operation("Models of the catalogue that are not served here", answers.Catalogue),
+    ("POST", "/admin/pause"): Operation(
+        "Let new requests of all models wait, or let them in again; what runs goes on", answers.Paused, {"on": _SWITCH}
+    ),
     ("POST", "/admin/reload"): Operation(
         "Read config.yaml again and bring it into force; a wrong one changes nothing",
         answers.Reloaded,
@@ -95,14 +114,21 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         {422: "A model's file is broken"},
     ),
     ("POST", _MODEL + "/load"): Operation(
-        "Load the model, or end its draining; `anyway`: also where it does not fit, under the ceiling of what is free",
+        "Load the model, or end its draining; `anyway`: also where it does not fit, under the ceiling of what is free; "
+        "`flags`: with these settings, such as `--max-seq-len 4096`, until the configuration is read again",
         ModelStatus,
-        {"anyway": _SWITCH},
+        {"anyway": _SWITCH, "flags": _FLAGS},
         _NO_MODEL | _NO_LOAD,
     ),
     ("POST", _MODEL + "/unload"): Operation("Unload the model when it has nothing to do", ModelStatus, {}, _NO_MODEL),
     ("POST", _MODEL + "/drain"): Operation(
         "Take nothing new for the model and unload it when it is done; does not wait", ModelStatus, {}, _NO_MODEL
+    ),
+    ("POST", _MODEL + "/pin"): Operation(
+        "Keep the model when another one needs room, or not; until the configuration is read again",
+        answers.Pinned,
+        {"on": _SWITCH},
+        _NO_MODEL,
     ),
     ("GET", _MODEL + "/slots"): Operation(
         "What its engines say of their sequences", answers.Slots, {}, _NO_MODEL | {503: "Its engine does not answer"}

@@ -9,6 +9,8 @@ from typing import Any, Literal, TypedDict
 
 from laya.gateway.events import Event
 from laya.gateway.gauge import DeviceGauge
+from laya.gateway.headroom import Headroom
+from laya.gateway.history import Sample
 from laya.gateway.reload_diff import Report
 from laya.store import Usage
 from laya.types import KeyRole, ModelStatus, Priority
@@ -78,10 +80,43 @@ class State(TypedDict):
     outcomes: dict[str, int]
     models: list[ModelStatus]
     peers: list[PeerShown]
+    is_paused: bool
 
 
 class Happened(TypedDict):
     events: list[Event]
+
+
+class Headrooms(TypedDict):
+    devices: list[Headroom]
+
+
+class Past(TypedDict):
+    """By device. A sample: Unix seconds, bytes measured, promised, of other programs, and the budget."""
+
+    every_s: float
+    kept_s: float
+    devices: dict[str, list[Sample]]
+
+
+class InCatalogue(TypedDict):
+    id: str
+    task: str
+    what_for: str
+    file_bytes: int
+
+
+class Catalogue(TypedDict):
+    models: list[InCatalogue]
+
+
+class Paused(TypedDict):
+    is_paused: bool
+
+
+class Pinned(TypedDict):
+    model: str
+    pinned: bool
 
 
 class Slot(TypedDict):

@@ -42,6 +42,7 @@ from laya.gateway.limits import Limits
 from laya.gateway.listening import allow_connections
 from laya.gateway.live_keys import LiveKeys
 from laya.gateway.operating import ConfigSource, Operating
+from laya.gateway.page_desk import PageDesk
 from laya.gateway.protocol import LayaProtocol
 from laya.gateway.traces import FLUSH_S
 from laya.memory import Machine
@@ -163,7 +164,8 @@ class Gateway:
         self.apis = Apis(config, self.inner, self.fleet, home / DATABASE)
         self.connection = self._connection()
         self.operating = Operating(self, source or ConfigSource(lambda: config), home / DATABASE)
-        self.desk.apis += self.apis.routes + self.operating.routes
+        self.page = PageDesk(self.desk)
+        self.desk.apis += self.apis.routes + self.operating.routes + self.page.routes()
 
     def check_entries(self) -> dict[str, LayaError]:
         """Models of the config that are not served, each an event. Raises ConfigError where there is no other one."""
@@ -243,6 +245,7 @@ def run(
             gateway.guarding.run(),
             gateway.apis.run(),
             gateway.operating.run(),
+            gateway.page.history.run(),
             load_all(),
             gateway.fleet.peers.run(),
         )
