@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from laya.engines.child_start import die_with_parent, enter_group, step_back
 from laya.errors import LayaError
 from laya.texts import Document
 
@@ -29,6 +30,11 @@ class Job(msgspec.Struct, kw_only=True):
     n_threads: int
     n_experts: int | None = None
     """Where the file's header told; else the engine tells."""
+    group: str | None = None
+    """The entrance of the control group that limits the process's memory."""
+    nice: int | None = None
+    """How far it steps back behind its parent; None: not at all."""
+    oom_score_adj: int = 0
 
 
 class TopicCounts(msgspec.Struct, kw_only=True):
@@ -109,7 +115,11 @@ def count(router: Router, documents: Sequence[Document], on_progress: Callable[[
 def serve(open_router: Callable[[Job], Router]) -> int:
     """The whole of a process that counts: its exit code. Raises what nobody foresaw."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    if job.nice is not None:
+        die_with_parent()
+        step_back(job.nice, job.oom_score_adj)
     try:
+        enter_group(job.group)
         counted = count(open_router(job), job.documents, lambda done, of: _say({"done": done, "of": of}))
     except (LayaError, OSError, ValueError) as error:
         _say({"error": error.message if isinstance(error, LayaError) else str(error)})

@@ -19,6 +19,7 @@ import laya
 from laya.errors import InvalidRequest, nearest
 from laya.gateway import openapi_answers as answers
 from laya.gateway.desk import reply
+from laya.gateway.expert_measuring import AskedExperts
 from laya.gateway.explaining import PROMPT_TOKENS_MOST
 from laya.gateway.fields import WHOLE_NUMBER_MOST
 from laya.gateway.key_desk import AskedKey
@@ -129,6 +130,21 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         answers.Pinned,
         {"on": _SWITCH},
         _NO_MODEL,
+    ),
+    ("POST", _MODEL + "/experts"): Operation(
+        "Which experts of each layer the model chooses for a text, measured in a process of its own beside the engine",
+        answers.ExpertShares,
+        {},
+        _NO_MODEL
+        | {
+            408: "The body did not arrive in time",
+            413: "The body is too large",
+            415: "The body is compressed",
+            422: "There is no room to measure now",
+            501: "Its engine does not tell, or it has no experts",
+            503: "llama.cpp could not compute it",
+        },
+        body=AskedExperts,
     ),
     ("GET", _MODEL + "/slots"): Operation(
         "What its engines say of their sequences", answers.Slots, {}, _NO_MODEL | {503: "Its engine does not answer"}

@@ -129,6 +129,22 @@ class Slots(TypedDict):
     slots: list[Slot]
 
 
+class ExpertShares(TypedDict):
+    """As `laya experts --json` has it."""
+
+    model: str
+    engine: Literal["llama.cpp"]
+    n_tokens: int
+    n_experts: int
+    top_k: int
+    window_tokens: int
+    band: list[float]
+    is_even: bool
+    verdict: str
+    layers: list[dict[str, Any]]
+    topics: list[dict[str, Any]]
+
+
 class ShownKey(TypedDict):
     """A key without its secret. `requests_left` and `tokens_left` are there where a minute has a limit."""
 

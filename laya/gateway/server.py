@@ -35,6 +35,7 @@ from laya.gateway.desk import Desk
 from laya.gateway.dispatch import Dispatcher
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.events import Events
+from laya.gateway.expert_desk import ExpertDesk
 from laya.gateway.fleet import Fleet
 from laya.gateway.guarding import Guarding, claim_ceilings
 from laya.gateway.inner import Inner
@@ -165,6 +166,7 @@ class Gateway:
         self.connection = self._connection()
         self.operating = Operating(self, source or ConfigSource(lambda: config), home / DATABASE)
         self.page = PageDesk(self.desk)
+        self.desk.apis += ExpertDesk(self.fleet, self.ceilings).routes()
         self.desk.apis += self.apis.routes + self.operating.routes + self.page.routes()
 
     def check_entries(self) -> dict[str, LayaError]:
