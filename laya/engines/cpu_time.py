@@ -1,4 +1,4 @@
-"""Owns: how long a process and all that it started have computed, by what the kernel says."""
+"""Owns: how long a process and all that it started have computed, and whether they do, by what the kernel says."""
 
 from __future__ import annotations
 
@@ -20,3 +20,15 @@ def family_cpu_s(pid: int) -> float | None:
             fields = Path(f"/proc/{each}/stat").read_text(errors="replace").rpartition(")")[2].split()
             ticks = (ticks or 0) + sum(map(int, fields[_TIMES]))
     return ticks / _TICKS_PER_S if ticks is not None else None
+
+
+def is_runnable(pid: int) -> bool:
+    """Whether a thread of theirs computes at this moment, or would if others had left it a core."""
+    for each in family(pid):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for thread in os.listdir(f"/proc/{each}/task"):
+                with contextlib.suppress(OSError):
+                    state = Path(f"/proc/{each}/task/{thread}/stat").read_text(errors="replace").rpartition(")")[2]
+                    if state.split()[0] == "R":
+                        return True
+    return False

@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from laya.engines.cpu_time import family_cpu_s
+from laya.engines.cpu_time import family_cpu_s, is_runnable
 from laya.engines.held_memory import family
 from laya.types import KIB
 
 LOOK_EVERY_S = 0.25
-STILL_S = 30.0  # a load that reads nothing and hardly computes for so long is stuck
+STILL_S = 30.0  # a load that reads nothing and hardly computes, or wants to, for so long is stuck
 STILL_LOOK_EVERY_S = 1.0
 STILL_CPU_SHARE = 0.01  # of one core; what waits may look now and then whether it still has to
 MOST_SHARE_OF_TIME = 0.05  # spent looking: to count the pages of a very large file takes the kernel a while
@@ -67,7 +67,7 @@ class LoadProgress:
 
 async def until_still(pid: int) -> float:
     """Return when a child that should load does nothing any more: for how many seconds, of those in which this process
-    itself ran."""
+    itself ran. One that would compute and gets no core, as engines step back for all else, is not still."""
     step_s = min(STILL_LOOK_EVERY_S, STILL_S / 4)
     still_s, cpu_s = 0.0, 0.0
     read: tuple[int, ...] | None = None
@@ -75,7 +75,8 @@ async def until_still(pid: int) -> float:
         await asyncio.sleep(step_s)
         still_s += step_s
         now_cpu_s, now_read = family_cpu_s(pid) or 0.0, _reads(pid)
-        if now_read is None or now_read != read or now_cpu_s - cpu_s > STILL_CPU_SHARE * STILL_S:
+        is_computing = now_cpu_s - cpu_s > STILL_CPU_SHARE * STILL_S or is_runnable(pid)
+        if now_read is None or now_read != read or is_computing:
             still_s, cpu_s, read = 0.0, now_cpu_s, now_read
     return still_s
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from laya.engines.cpu_time import family_cpu_s
+from laya.engines.cpu_time import family_cpu_s, is_runnable
 from laya.engines.held_memory import family
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass\nprint('burnt', flush=True)\ninput()"
@@ -28,3 +28,20 @@ def test_what_a_child_of_it_computes_counts_and_rest_does_not() -> None:
         left_s = family_cpu_s(process.pid)
         assert left_s is not None and left_s >= burnt_s, "of one that is gone"
     assert family_cpu_s(process.pid) is None
+
+
+def test_who_waits_for_a_core_is_told_from_who_waits_for_something_else() -> None:
+    """Two that compute on one core, as an engine beside busier programs; one that sleeps; and one that is gone."""
+    alone = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nprint(flush=True)\nwhile True: pass"
+    programs = [alone, alone, "import time\nprint(flush=True)\ntime.sleep(60)"]
+    processes = [subprocess.Popen([sys.executable, "-c", each], stdout=subprocess.PIPE) for each in programs]
+    try:
+        for process in processes:
+            assert process.stdout is not None and process.stdout.readline()
+        time.sleep(0.1)
+        assert [is_runnable(process.pid) for process in processes] == [True, True, False]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert not is_runnable(processes[0].pid)
