@@ -29,7 +29,7 @@ from laya.engines.launcher import StartSettings
 from laya.engines.launchers import launcher_for
 from laya.engines.log import EngineLog
 from laya.engines.polite_reads import read_politely
-from laya.engines.port_owner import stranger_on
+from laya.engines.port_owner import MARK, stranger_on
 from laya.engines.progress import LoadProgress, until_still
 from laya.errors import PROGRAM_ADVICE, EngineFailed, EngineOutOfMemory
 from laya.types import EngineAddress
@@ -70,7 +70,8 @@ class EngineProcess:
         self._ceilings = ceilings
         self._ceiling: Ceiling | None = None
         self._cpuinfo = cpuinfo
-        self._api_key = secrets.token_urlsafe(32)
+        self._api_key = secrets.token_hex(32)  # on a command line, a dash at its start would make it a flag
+        self._mark = secrets.token_hex(8)
         self._child: Child | None = None
         self._peak_bytes = 0  # the most that was seen of it and all it started
         self._gave_up: str | None = None  # the child's own last words
@@ -207,7 +208,10 @@ class EngineProcess:
             "nice": CHILD_NICE,
             "oom_score_adj": CHILD_OOM_SCORE_ADJ,
         }
-        return common | self._launcher.document(self._api_key)
+        document = self._launcher.document(self._api_key)
+        if "environment" in document:  # it becomes another program
+            document["environment"] = document["environment"] | {MARK: self._mark}
+        return common | document
 
     def _on_report(self, line: bytes) -> None:
         """The child's one line: where it listens, or why it gives up."""
@@ -239,8 +243,10 @@ class EngineProcess:
         host, _, port = (await self._listening).rpartition(":")
         try:
             await self._check_port(host, int(port))  # before anything is sent there
-            address = await self._launcher.prove(host, int(port), self._api_key)
-            await self._check_port(host, int(port))
+            try:
+                address = await self._launcher.prove(host, int(port), self._api_key)
+            finally:  # what answered, also with an error, may have come meanwhile
+                await self._check_port(host, int(port))
         except EngineFailed as error:
             raise self._failure(error.message) from None
         if (fault := self._launcher.load_fault(self.log)) is not None:
@@ -251,7 +257,7 @@ class EngineProcess:
     async def _check_port(self, host: str, port: int) -> None:
         """Raise EngineFailed where another program has the engine's port."""
         assert self.pid is not None
-        stranger = await asyncio.to_thread(stranger_on, host, port, self.pid)
+        stranger = await asyncio.to_thread(stranger_on, host, port, self.pid, self._mark)
         if stranger is not None:
             self._is_port_taken = True
             self.log.note(f"{stranger} has taken {host}:{port}")

@@ -276,6 +276,33 @@ def test_stranger_on_its_port_is_not_taken_for_the_program(
     assert not asked
 
 
+def test_engines_that_got_one_port_tell_each_other_apart(
+    make: Make, log: EngineLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both were told that it was free, the younger one is quicker, and answers the other's key with a 401."""
+    shared = command_module.free_port()
+    ports = iter([shared, shared, command_module.free_port()])
+    monkeypatch.setattr(command_module, "free_port", lambda: next(ports))
+    quick = make("--api-key", "${API_KEY}")
+    shell = 'while ! [ -e go ]; do sleep 0.05; done; exec "$0" "$@"'
+    words = ("sh", "-c", shell, sys.executable, *quick.words[1:])
+    slow = msgspec.structs.replace(quick, model_id="slow", program=Path("/bin/sh"), words=words)
+
+    async def scenario() -> None:
+        slow_one, quick_one = EngineProcess(slow, log), EngineProcess(quick, EngineLog())
+        starting = asyncio.create_task(slow_one.start())
+        while slow_one.pid is None:
+            await asyncio.sleep(0)
+        assert (await quick_one.start()).port == shared
+        (slow.folder / "go").touch()
+        assert (await starting).port != shared
+        for process in (slow_one, quick_one):
+            await process.stop()
+
+    uvloop.run(scenario())
+    assert any(f"has taken 127.0.0.1:{shared}" in line for line in log.tail(200))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
