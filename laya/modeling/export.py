@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -15,25 +16,28 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from transformers import MixtralConfig, MixtralForCausalLM
 
+from laya.errors import LayaError
+from laya.memory.hf import local_model
+from laya.memory.safetensors import read_tables
 from laya.modeling.config import LayaConfig
 from laya.modeling.gguf_file import TYPES, check_router, write_gguf
 from laya.modeling.model import LayaForCausalLM
+from laya.modeling.room import check_memory
 
 MOST_KL = {"f32": 1e-4, "f16": 2e-2}
 LEAST_SAME_EXPERTS = {"f32": 0.999, "f16": 0.95}
+_FLOAT_BYTES = 4
+_COPIES = {"gguf": 2, "mixtral": 3}
+"""Of the weights in float32: the torch model, the file beside it; Mixtral's model, and what was saved, read again."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _SAMPLE = Path(__file__).with_name("parity_text.txt")
 
 
 def load_model(folder: Path) -> LayaForCausalLM:
-    """In float32. Raises ValueError where its files are broken, or lack weights: transformers would draw them."""
-    try:
-        model, report = LayaForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    except SafetensorError as error:
-        raise ValueError(f"{folder} has a broken safetensors file: {error}") from None
+    """In float32. Raises ValueError where its files lack weights: transformers would draw them."""
+    model, report = LayaForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"{folder} lacks weights, which would be drawn at random: {', '.join(missing[:3])}")
     return model.eval()
@@ -118,6 +122,13 @@ def export_gguf(folder: Path, out: Path, kind: str, text: Path, greedy_tokens: i
     return parity
 
 
+def need_bytes(folder: Path, to: str) -> int:
+    """At most, beside what this process holds already. Raises BadModelFile where a safetensors file is broken."""
+    tables = read_tables(list(local_model(folder).files.values()))
+    n_weights = sum(math.prod(tensor.shape) for table in tables for tensor in table.values() if tensor.dtype)
+    return _FLOAT_BYTES * _COPIES[to] * n_weights
+
+
 def _check(folder: Path, out: Path, text: Path, greedy_tokens: int) -> None:
     """Raises ValueError or OSError for what would be found only after minutes, or taken for something else."""
     config = folder / "config.json"
@@ -157,10 +168,14 @@ def main(argv: list[str] | None = None) -> int:
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         _check(args.model, args.out, args.text, args.greedy_tokens)
+        check_memory(need_bytes(args.model, args.to), f"Exporting {args.model}")
         if args.to == "mixtral":
             result: dict[str, float] = {"max_logit_difference": export_mixtral(args.model, args.out)}
         else:
             result = export_gguf(args.model, args.out, args.type, args.text, args.greedy_tokens)
+    except LayaError as error:
+        print(f"laya export: {error.message}", file=sys.stderr)
+        return error.exit_code
     except (ValueError, OSError) as error:
         print(f"laya export: {error}", file=sys.stderr)
         return 1

@@ -38,9 +38,10 @@ class _Begun(msgspec.Struct):
 class RunFolder:
     """See the module. One process at a time: it is locked until it is closed, as a context manager does."""
 
-    def __init__(self, path: Path, descriptor: int, n_threads: int) -> None:
+    def __init__(self, path: Path, descriptor: int, n_threads: int, begun_threads: int) -> None:
         self.path = path
         self.n_threads = n_threads
+        self.begun_threads = begun_threads
         self._descriptor = descriptor
         self._log: IO[bytes] | None = None
         self._whole_step = 0
@@ -71,11 +72,11 @@ class RunFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if (path / "checkpoint.pt").is_file():
                 known = _begun(told, recipe)
-                return cls(path, descriptor, n_threads or known.threads)
+                return cls(path, descriptor, n_threads or known.threads, known.threads)
             threads = n_threads or torch.get_num_threads()
             begun = _Begun(threads=threads, recipe=msgspec.to_builtins(recipe))
             _write(told, msgspec.json.format(msgspec.json.encode(begun)))
-            return cls(path, descriptor, threads)
+            return cls(path, descriptor, threads, threads)
         except BlockingIOError:
             os.close(descriptor)
             raise ValueError(f"{path}: another process trains there") from None

@@ -233,6 +233,9 @@ def main(argv: list[str] | None = None) -> int:
         )
         with RunFolder.open(args.out, recipe, args.threads) as folder:
             torch.set_num_threads(folder.n_threads)
+            if folder.n_threads != folder.begun_threads:
+                differs = f"begun with --threads {folder.begun_threads}: from here on sums round otherwise"
+                console.print(f" {differs}, and the run is not the one it would have been")
             corpus = prepare(recipe, args.cache, lambda line: None if args.json else console.print(line, style="dim"))
             bars = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
             with bars as progress:

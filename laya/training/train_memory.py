@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from laya.modeling.config import LayaConfig
+from laya.modeling.room import check_memory
 from laya.training.recipe import Recipe
-from laya.training.upcycle_memory import check_memory, n_parameters
+from laya.training.upcycle_memory import n_parameters
 
 _FLOAT_BYTES = 4
 _WEIGHT_COPIES = 4

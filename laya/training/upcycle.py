@@ -24,13 +24,14 @@ from torch import Tensor
 
 from laya.errors import LayaError
 from laya.modeling.balance import Balance
+from laya.modeling.room import check_memory
 from laya.models import resolve
 from laya.texts import DEFAULT_SET, load_files, load_set
 from laya.training.expert_training import load_for_training, measure, train_experts
 from laya.training.mixed_text import local_documents, windows_of
 from laya.training.parent import Parent, open_parent
 from laya.training.parent_tokenizer import tokenizer_of, write_tokenizer
-from laya.training.upcycle_memory import check_disk, check_memory, n_active_parameters, n_parameters, need_bytes
+from laya.training.upcycle_memory import check_disk, n_active_parameters, n_parameters, need_bytes
 from laya.training.upcycle_report import Report, perplexity
 from laya.training.upcycled_folder import DTYPES, ModelFolder, new_folder
 from laya.training.upcycled_layers import Recipe, Texts, Upcycling, laya_config

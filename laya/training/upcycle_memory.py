@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from laya.errors import InsufficientMemory
-from laya.memory import Machine
 from laya.memory.sizes import size_text
 from laya.modeling.config import LayaConfig
 from laya.training.upcycled_folder import DTYPES
@@ -64,19 +62,6 @@ def need_bytes(
     activations = _FLOAT_BYTES * config.num_hidden_layers * kept
     training = _FLOAT_BYTES * (n_parameters(config) + 3 * experts) + activations + logits
     return int(max(making, training))
-
-
-def check_memory(need: int, what: str, suggestions: list[str]) -> None:
-    """Raises InsufficientMemory with the figures. what: the beginning of its sentence."""
-    budget = Machine().budget()
-    if need > budget.bytes:
-        raise InsufficientMemory(
-            f"{what} takes {size_text(need)}; {size_text(budget.bytes)} may be used ({budget.limit}).",
-            need_bytes=need,
-            available_bytes=budget.bytes,
-            limit=budget.limit,
-            suggestions=suggestions,
-        )
 
 
 def check_disk(config: LayaConfig, dtype: str, out: Path) -> None:

@@ -15,7 +15,7 @@ from openai import OpenAI
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from laya.modeling.export import _SAMPLE, export_gguf, export_mixtral, main
+from laya.modeling.export import _SAMPLE, export_gguf, export_mixtral, main, need_bytes
 from laya.modeling.gguf_file import write_gguf
 from laya.modeling.parity import prompts_of
 from laya.quantization.llama_api import Evaluator, check_layout
@@ -120,9 +120,23 @@ def test_a_folder_without_all_of_its_weights_is_refused(
         assert main([str(broken), "--to", form, "--out", str(tmp_path / form)]) == 1
         assert f"lacks weights, which would be drawn at random: {lost}" in capsys.readouterr().err
     (broken / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:3000])
-    assert main([str(broken), "--out", str(tmp_path / "gguf")]) == 1
-    assert "broken safetensors file" in capsys.readouterr().err
+    assert main([str(broken), "--out", str(tmp_path / "gguf")]) == 2
+    assert "is cut off or corrupt" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+
+
+def test_a_model_without_room_is_refused_before_it_is_read(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    huge = tmp_path / "huge"
+    shutil.copytree(folder, huge)
+    header = json.dumps({"a": {"dtype": "F16", "shape": [1 << 22, 1 << 20], "data_offsets": [0, 1 << 43]}}).encode()
+    with (huge / "model.safetensors").open("wb") as file:  # 8 TiB that are not on the disk
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + (1 << 43))
+    assert need_bytes(huge, "mixtral") == 3 * 4 << 42
+    assert main([str(huge), "--out", str(tmp_path / "a.gguf")]) == 3
+    assert f"Exporting {huge} takes 32" in capsys.readouterr().err
 
 
 def test_sigterm_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,25 @@
+"""Owns: the refusal of what memory has no room for, in the programs of the lab.
+
+It does not know what a program needs: who asks works that out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from laya.errors import InsufficientMemory
+from laya.memory import Machine
+from laya.memory.sizes import size_text
+
+
+def check_memory(need: int, what: str, suggestions: Sequence[str] = ()) -> None:
+    """Raises InsufficientMemory with the figures. what: the beginning of its sentence."""
+    budget = Machine().budget()
+    if need > budget.bytes:
+        raise InsufficientMemory(
+            f"{what} takes {size_text(need)}; {size_text(budget.bytes)} may be used ({budget.limit}).",
+            need_bytes=need,
+            available_bytes=budget.bytes,
+            limit=budget.limit,
+            suggestions=list(suggestions),
+        )
