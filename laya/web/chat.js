@@ -1,17 +1,23 @@
-// Owns: the conversation: what was said, the answer as it comes, stop, and what goes wrong in words.
+// Owns: the conversation: what is said, to which models, the answers side by side, stop, regenerate, and which
+// conversation is shown. Its keeping is conversations.js's.
 
-import { element, write } from "./element.js";
-import { isLoaded } from "./models.js";
+import { Answer } from "./answer.js";
+import { forgetAll, forgetConversation, keepConversation, kept, owner } from "./conversations.js";
+import { element } from "./element.js";
+import { Picker } from "./picker.js";
 import { streamChat } from "./server.js";
 
 const NEAR_END_PX = 120; // who reads here follows new text; who scrolled up is left there
+const TITLE_CHARACTERS = 48;
 
 export class Chat {
-  constructor({ form, box, send, stop, messages, model }) {
-    Object.assign(this, { form, box, sendButton: send, stopButton: stop, messages, model });
-    this.history = [];
+  constructor({ form, box, send, stop, messages, model, other, badge, list, forget, isUser }) {
+    Object.assign(this, { form, box, sendButton: send, stopButton: stop, messages, list, forgetButton: forget, isUser });
+    this.picker = new Picker({ first: model, second: other, badge });
     this.running = null;
-    this.models = new Map();
+    this.owner = null;
+    this.regenerateButton = element("button", { type: "button", className: "quiet regenerate" }, "Regenerate");
+    this.regenerateButton.addEventListener("click", () => this.regenerate());
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
@@ -23,28 +29,71 @@ export class Chat {
       }
     });
     stop.addEventListener("click", () => this.stop());
+    list.addEventListener("change", () => this.show(kept().find(({ id }) => String(id) === list.value)));
+    forget.addEventListener("click", () => {
+      forgetConversation(this.now.id);
+      this.clear();
+    });
+    this.begin();
   }
 
-  /** Offer the models that chat, loaded ones first; the choice stays as long as it is there. */
+  /** What a measurement of experts is about. */
+  get spoken() {
+    const documents = this.now.turns.flatMap(({ user, answers }) => [
+      { topic: "you", text: user }, ...answers.slice(0, 1).map(({ text }) => ({ topic: "answers", text })),
+    ]);
+    return { model: this.picker.chosen[0], documents: documents.filter(({ text }) => text) };
+  }
+
   offer(models) {
-    const able = models.filter((model) => model.task === "chat");
-    able.sort((a, b) => isLoaded(b) - isLoaded(a) || a.id.localeCompare(b.id));
-    this.models = new Map(able.map((model) => [model.id, model]));
-    const offered = able.map((model) => model.id).sort();
-    if (this.offered !== offered.join("\n")) {
-      const chosen = this.model.value;
-      this.offered = offered.join("\n");
-      this.model.replaceChildren(...offered.map((id) => element("option", { value: id }, id)));
-      this.model.value = offered.includes(chosen) ? chosen : able[0]?.id ?? "";
-    }
-    this.sendButton.disabled = able.length === 0;
+    this.picker.offer(models);
+    this.sendButton.disabled = this.picker.models.size === 0;
+    if (this.owner === owner()) return;
+    this.owner = owner(); // another key has others
+    this.begin();
+    const [last] = kept();
+    if (last) this.show(last);
+    this.drawList();
+  }
+
+  begin() {
+    this.stop();
+    this.lastTurn = null; // the last one with an answer
+    this.now = { id: Date.now(), title: "", updated: 0, models: [], turns: [] };
+    this.messages.replaceChildren();
   }
 
   clear() {
-    this.stop();
-    this.history = [];
-    this.messages.replaceChildren();
+    this.begin();
+    this.drawList();
     this.box.focus();
+  }
+
+  forgetAll() {
+    this.begin();
+    forgetAll();
+  }
+
+  show(conversation) {
+    if (!conversation) return this.clear();
+    this.begin();
+    this.now = conversation;
+    this.picker.choose(conversation.models);
+    for (const { user, answers } of conversation.turns)
+      this.lastTurn = this.drawTurn(user, answers.map((answer) => this.makeAnswer(answer.model, answers.length > 1, answer)));
+    this.offerAgain();
+    this.messages.scrollTop = this.messages.scrollHeight;
+    this.drawList();
+  }
+
+  drawList() {
+    const all = kept();
+    const isKept = all.some(({ id }) => id === this.now.id);
+    const options = all.map(({ id, title }) => element("option", { value: String(id) }, title));
+    this.list.replaceChildren(...(isKept ? [] : [element("option", { value: "" }, "New chat")]), ...options);
+    this.list.value = isKept ? String(this.now.id) : "";
+    this.list.hidden = all.length === 0;
+    this.forgetButton.hidden = !isKept;
   }
 
   stop() {
@@ -53,33 +102,74 @@ export class Chat {
 
   async send() {
     const text = this.box.value.trim();
-    if (!text || this.running || !this.model.value) return;
-    const turn = { role: "user", content: text };
-    const [history, model] = [this.history, this.model.value];
-    history.push(turn);
+    if (!text || this.running || !this.picker.chosen.length) return;
     this.box.value = "";
-    this.add("user", text);
-    const answer = new Answer(this.add("assistant"), () => this.follow());
-    this.setRunning(new AbortController());
-    try {
-      const request = { model, messages: history, stream_options: { include_usage: true } };
-      answer.waitFor(this.models.get(model));
-      for await (const piece of streamChat(request, this.running.signal)) answer.take(piece);
-      const settings = this.models.get(model)?.plan?.settings;
-      answer.finish(settings?.kv_pool_tokens ? settings.max_seq_len : undefined);
-    } catch (fault) {
-      if (fault.name === "AbortError") answer.note("stopped");
-      else answer.fail(fault.message);
-    }
-    if (answer.text) history.push({ role: "assistant", content: answer.text });
-    else this.takeBack(history, turn);
-    this.setRunning(null);
+    await this.ask(text);
   }
 
-  /** A turn without an answer goes back to where it was written, unless something else is written there. */
-  takeBack(history, turn) {
-    history.splice(history.lastIndexOf(turn), 1);
-    if (!this.box.value) this.box.value = turn.content;
+  /** The last turn again, by the models that are chosen now. */
+  async regenerate() {
+    if (this.running) return;
+    const [conversation, shown, turn] = [this.now, this.lastTurn, this.now.turns.pop()];
+    const nBefore = conversation.turns.length;
+    shown.hidden = true;
+    await this.ask(turn.user);
+    if (conversation.turns.length > nBefore) return shown.remove();
+    conversation.turns.push(turn); // nothing came instead
+    shown.hidden = false;
+    if (this.box.value === turn.user) this.box.value = "";
+  }
+
+  async ask(text) {
+    const [conversation, models] = [this.now, this.picker.chosen];
+    const answers = models.map((model) => this.makeAnswer(model, models.length > 1));
+    const shown = this.drawTurn(text, answers);
+    this.regenerateButton.remove();
+    this.messages.scrollTop = this.messages.scrollHeight;
+    const running = new AbortController();
+    this.setRunning(running);
+    const faults = await Promise.all(answers.map((answer, place) => this.have(answer, place, text, running.signal)));
+    if (this.running === running) this.setRunning(null);
+    if (answers.some((answer) => answer.text || answer.thought)) {
+      conversation.turns.push({ user: text, answers: answers.map((answer) => answer.kept) });
+      Object.assign(conversation, { title: conversation.title || text.slice(0, TITLE_CHARACTERS), updated: Date.now(), models });
+      keepConversation(conversation);
+      this.lastTurn = shown;
+    } else if (this.now === conversation && !this.box.value) {
+      this.box.value = text; // a message that got no answer goes back to where it was written
+    }
+    if (this.now !== conversation) return;
+    answers.forEach((answer, place) => faults[place] && answer.fail(faults[place], this.remedies(shown, text)));
+    this.offerAgain();
+    this.drawList();
+  }
+
+  /** One answer from its beginning to its end; gives the fault, where there is one. */
+  async have(answer, place, text, signal) {
+    const { model } = answer;
+    const messages = [...this.now.turns.flatMap((turn) => {
+      const given = turn.answers[place] ?? turn.answers[0];
+      return [{ role: "user", content: turn.user }, ...(given?.text ? [{ role: "assistant", content: given.text }] : [])];
+    }), { role: "user", content: text }];
+    answer.waitFor(this.picker.isLoaded(model));
+    try {
+      for await (const piece of streamChat({ model, messages, stream_options: { include_usage: true } }, signal)) answer.take(piece);
+      answer.finish(this.picker.windowOf(model));
+    } catch (fault) {
+      if (fault.name !== "AbortError") return fault;
+      answer.stop();
+    }
+    return null;
+  }
+
+  remedies(shown, text) {
+    const retry = async () => {
+      if (this.running) return;
+      shown.remove();
+      if (this.box.value === text) this.box.value = "";
+      await this.ask(text);
+    };
+    return { retry, newChat: () => this.clear(), isUser: this.isUser() };
   }
 
   setRunning(controller) {
@@ -91,89 +181,25 @@ export class Chat {
     if (hadFocus) (controller ? this.stopButton : this.box).focus();
   }
 
-  add(role, text = "") {
-    const message = element(
-      "div", { className: `message ${role}` },
-      element("span", { className: "hidden" }, role === "user" ? "You: " : "Answer: "),
-      element("div", { className: "thought" }), element("div", { className: "text" }, text),
-      element("p", { className: "note" }), element("p", { className: "error", role: "alert" }),
-    );
-    this.messages.append(message);
-    this.messages.scrollTop = this.messages.scrollHeight;
-    return message;
+  makeAnswer(model, isNamed, given = null) {
+    return new Answer({ model, isNamed, kept: given, grew: () => this.follow() });
+  }
+
+  drawTurn(text, answers) {
+    const user = element("div", { className: "message user" }, element("span", { className: "hidden" }, "You: "), element("div", { className: "text" }, text));
+    const beside = element("div", { className: `answers${answers.length > 1 ? " two" : ""}` }, ...answers.map((answer) => answer.element));
+    const turn = element("div", { className: "turn" }, user, beside);
+    this.messages.append(turn);
+    return turn;
+  }
+
+  offerAgain() {
+    const last = this.messages.lastElementChild;
+    if (last && last === this.lastTurn) last.append(this.regenerateButton);
   }
 
   follow() {
     const list = this.messages;
     if (list.scrollHeight - list.scrollTop - list.clientHeight < NEAR_END_PX) list.scrollTop = list.scrollHeight;
   }
-}
-
-/** One answer while it comes. */
-class Answer {
-  constructor(message, grew) {
-    [this.shownThought, this.shown, this.shownNote, this.shownError] = [".thought", ".text", ".note", ".error"].map(
-      (part) => message.querySelector(part),
-    );
-    this.grew = grew;
-    this.text = "";
-    this.thought = "";
-    this.reason = null;
-    this.usage = null;
-    this.firstMs = null;
-    this.lastMs = null;
-  }
-
-  waitFor(model) {
-    this.note(model && isLoaded(model) ? "…" : "loading the model …");
-  }
-
-  take({ event, prefill }) {
-    if (prefill !== undefined) this.note(`reading the conversation, ${prefill} %`);
-    if (!event) return;
-    this.usage = event.usage ?? this.usage;
-    const choice = event.choices?.[0];
-    this.reason = choice?.finish_reason ?? this.reason;
-    const thought = choice?.delta?.reasoning_content ?? "";
-    const text = choice?.delta?.content ?? "";
-    if (!thought && !text) return;
-    this.lastMs = performance.now();
-    this.firstMs ??= this.lastMs;
-    this.thought += thought;
-    this.text += text;
-    write(this.shownThought, this.thought);
-    this.shown.replaceChildren(...blocks(this.text));
-    this.note("");
-    this.grew();
-  }
-
-  /** Tokens, speed and how full the context is. */
-  finish(contextTokens) {
-    const facts = [];
-    if (this.usage) {
-      const { completion_tokens: made, total_tokens: held } = this.usage;
-      facts.push(`${made} tokens`);
-      if (made > 1) facts.push(`${((1000 * (made - 1)) / (this.lastMs - this.firstMs)).toFixed(1)} tokens/s`);
-      facts.push(contextTokens ? `${held} of ${contextTokens} tokens of context` : `${held} tokens of context`);
-    }
-    if (this.reason === "length") facts.push("cut: its token limit is reached");
-    if (!this.text && !this.thought) facts.push("the answer is empty");
-    this.note(facts.join(" · "));
-    this.grew();
-  }
-
-  fail(message) {
-    this.note("");
-    write(this.shownError, message);
-    this.grew();
-  }
-
-  note(text) {
-    write(this.shownNote, text);
-  }
-}
-
-/** The text with its fenced code as blocks of their own. */
-function blocks(text) {
-  return text.split(/^```[^\n]*\n?/m).map((part, index) => (index % 2 ? element("pre", { tabIndex: 0 }, part.replace(/\n$/, "")) : part));
 }
