@@ -196,6 +196,7 @@ class Cluster:
         await process.wait()
         logger.warning("the Ray driver has ended (%s)", process.returncode)
         self.nodes = ()
+        self.on_nodes()
         if self._connected is not None and not self._connected.done():
             self._connected.set_result(f"its driver ended with {process.returncode}; see the server's log")
         for answer in list(self._answers.values()):

@@ -4,7 +4,7 @@ Public methods only post events and wait for the answer. Slow work (planning, lo
 tasks of its own that end by posting an event. States, and what may follow them:
 
     unloaded -> loading -> ready -> draining -> unloaded
-                loading -> failed, unloaded (refused), draining (unloaded while loading)
+                loading -> failed, unloaded (refused), draining (unloaded while loading), loading (lost with its node)
                 ready   -> failed (crashed), loading (lost with its node)
     failed   -> loading (on the next demand, after the back-off), unloaded
 """
@@ -220,6 +220,9 @@ class ModelOwner:
             self._back_off.failed(now_s)
             error.retry_after_s = self._back_off.wait_s(now_s) or None
         self.error = error.message
+        if self._goes_elsewhere(engine):
+            self._begin_load()
+            return
         self._set("unloaded" if engine is None else "failed")
         self._answer_waiters(error)
 
@@ -232,10 +235,15 @@ class ModelOwner:
         self._held.end(engine)
         self.error = f"The engine of '{self.model_id}' stopped by itself: {reason}"
         logger.error("%s", self.error)
-        if isinstance(engine, PlacedEngine) and engine.is_lost and self._back_off.failures == 1:
-            self._begin_load()  # it goes elsewhere at once; only who is lost again and again is left alone
+        if self._goes_elsewhere(engine):
+            self._begin_load()
         else:
             self._set("failed")
+
+    def _goes_elsewhere(self, engine: Engine | None) -> bool:
+        """Whether it was lost with its node, and is loaded on another one at once; who is lost again and again is left
+        alone."""
+        return isinstance(engine, PlacedEngine) and engine.is_lost and self._back_off.failures == 1
 
     def _on_stuck(self) -> None:
         """SIGKILL did not help yet: whoever waits is told, the memory stays reserved."""
@@ -260,7 +268,6 @@ class ModelOwner:
     # Slow work, in tasks of its own.
 
     def _begin_load(self) -> None:
-        self._restarts += self._back_off.failures > 0
         self._set("loading")
         self._work = asyncio.get_running_loop().create_task(self._load(), name=f"load {self.model_id}")
         self._work.add_done_callback(self._load_ended)
@@ -278,6 +285,7 @@ class ModelOwner:
                 settings = await hooks.settings()
                 self._held.begin(hooks)
                 engine = self._engine = self._around.make_engine(settings, self.log)
+                self._restarts += self._back_off.failures > 0
                 if isinstance(engine, EngineProcess):
                     load = asyncio.current_task()
                     engine.on_still = lambda: self._around.load_lock.let_others(load)

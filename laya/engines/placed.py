@@ -93,6 +93,9 @@ class PlacedEngine:
             self._number, answer = placing.result()
         finally:
             placing.cancel()
+        if "lost" in answer:
+            self.is_lost = True
+            raise self._failure(answer["lost"])
         if "address" not in answer:
             hit = answer["limit_hit"]
             if hit is not None:

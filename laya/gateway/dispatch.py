@@ -19,6 +19,7 @@ from laya.gateway.body import ParsedBody
 from laya.gateway.express import Express
 from laya.gateway.keep_alive import keep
 from laya.gateway.length import must_count, refuse_hopeless, settle_length
+from laya.gateway.node_loss import wait_for_next
 from laya.gateway.outbox import Outbox
 from laya.gateway.plain import parse
 from laya.gateway.pump import Pump
@@ -217,6 +218,8 @@ class Dispatcher:
         while endpoint.queue and endpoint.pool is not None:
             exchange = endpoint.queue.peek()
             if must_count(exchange, endpoint):
+                if endpoint.held_back is not None:  # nobody is let in, and the engine may not even be there
+                    return
                 endpoint.queue.take()
                 try:
                     refuse_hopeless(exchange, endpoint)
@@ -259,7 +262,7 @@ class Dispatcher:
                 return
             if isinstance(error, ConnectionError) and not exchange.tried_later:
                 await self.sending.try_later(exchange, endpoint)
-            else:
+            elif not wait_for_next(self, exchange, is_counting=True):
                 exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' could not count the prompt: {error}"))
         except Exception as error:
             exchange.fail(self.fault(f"request {exchange.request_id!r}", error))

@@ -266,7 +266,7 @@ class Fleet(Shown):
             self.open(endpoint, address)
             return
         endpoint.has_failed = state == "failed"
-        lost_with = endpoint.node if state == "loading" and endpoint.pool is not None else None
+        lost_with = endpoint.node if state == "loading" else None  # else it has none while a load begins
         if state in ("unloaded", "failed"):
             endpoint.keep_alive_s = endpoint.node = None
         self._close(endpoint)
@@ -275,10 +275,16 @@ class Fleet(Shown):
         if state == "failed" and endpoint.queue:
             self.wake(endpoint)
 
+    def nodes_changed(self) -> None:
+        """A node of the cluster has come or gone, or has other room than before."""
+        self.placing.close_accounts()
+        self.room.changed()
+
     def _released(self, endpoint: Endpoint) -> None:
         """The engine is gone, or never came."""
         self.threads.leave(endpoint)
         self.ledger.release(endpoint.name)
+        self.placing.close_accounts()
         self.room.changed()
 
     def _busy_changed(self, endpoint: Endpoint) -> None:

@@ -70,10 +70,13 @@ class NodeLoss:
         fleet.wake(endpoint)
 
 
-def wait_for_next(dispatcher: Dispatcher, exchange: Exchange) -> bool:
-    """A request whose engine, on a node, broke under it waits for the next one; False where it may not."""
+def wait_for_next(dispatcher: Dispatcher, exchange: Exchange, *, is_counting: bool = False) -> bool:
+    """A request whose engine, on a node, broke under it waits for the next one; False where it may not.
+
+    is_counting: the engine had been asked how long it is, which nothing has been sent for.
+    """
     endpoint = exchange.endpoint
-    if endpoint is None or endpoint.node is None or not exchange.sent_s:
+    if endpoint is None or endpoint.node is None or not (exchange.sent_s or is_counting):
         return False
     if exchange.head_sent or exchange.disconnected or exchange.n_tries >= MOST_TRIES:
         return False

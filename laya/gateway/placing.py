@@ -35,6 +35,7 @@ from laya.types import ModelFile, Plan
 PLACED_KINDS = ("llamacpp",)
 OTHERS_S = 3.0  # for the other nodes, once one has answered: one that is gone without a word is still listed
 SURVEY_S = 20.0  # for all of them, where none of those that answered will do
+NODES_S = 5.0  # to come back after, where no node is there
 AVOID_S = 30.0  # a node whose engine was lost; Ray itself may take half of that to see that a node is gone
 
 
@@ -76,6 +77,7 @@ class Placing:
         self._evict = evict
         self._lock = asyncio.Lock()
         self._avoided_until_s: dict[str, float] = {}  # by names of nodes
+        self._with_accounts: set[str] = set()  # names of nodes
 
     def is_for(self, settings: ResolvedModel) -> bool:
         """Whether engines of such a model go to nodes."""
@@ -103,7 +105,6 @@ class Placing:
             )
             assert settings.ceiling_bytes is not None
             ledger = self._others.loading.ledger
-            ledger.set_total(account(spot.node.name), spot.total_bytes)
             ledger.reserve(endpoint.name, account(spot.node.name), settings.ceiling_bytes, overdraw=not plan.fits)
             ledger.reserve(endpoint.name, cores_account(spot.node.name), plan.settings.n_threads, overdraw=True)
             endpoint.node = spot.node.name
@@ -113,6 +114,14 @@ class Placing:
     def avoid(self, node: str) -> None:
         """An engine was lost there: for a while it gets none as long as another will do."""
         self._avoided_until_s[node] = time.monotonic() + AVOID_S
+
+    def close_accounts(self) -> None:
+        """Those of nodes that are gone, once nothing is promised there any more."""
+        cluster, ledger = self._others.cluster, self._others.loading.ledger
+        there = {node.name for node in cluster.nodes} if cluster is not None else set()
+        for name in self._with_accounts - there:
+            if ledger.close(account(name)) and ledger.close(cores_account(name)):
+                self._with_accounts.discard(name)
 
     def budget(self) -> Budget:
         """What the plan of one engine may have on the node with most memory, were nothing else there."""
@@ -165,6 +174,7 @@ class Placing:
             others_wait_s=SURVEY_S if is_patient else OTHERS_S,
         )
         held = {account(node.name): ledger.held(account(node.name)) for node in cluster.nodes}
+        self._with_accounts.update(node.name for node in cluster.nodes)
         found = Spots([], {}, {})
         for node in cluster.nodes:
             survey = surveys.get(node.id, "an engine was lost there a moment ago")
@@ -176,6 +186,7 @@ class Placing:
                 found.missing[node.name] = survey.missing
             else:
                 budget = self._budget(node, survey)
+                ledger.set_total(account(node.name), budget.bytes)
                 free_bytes = max(0, budget.bytes - held[account(node.name)])
                 found.spots.append(Spot(node, survey, budget.bytes, free_bytes, budget.limit))
         found.spots.sort(key=lambda spot: -spot.free_bytes)
@@ -254,7 +265,8 @@ class Placing:
         assert cluster is not None
         spots, told = found.spots, [f"{name}: {why}" for name, why in (found.missing | found.faults).items()]
         if not cluster.nodes:
-            return EngineFailed(f"The Ray cluster at {cluster.address} has no node with memory to promise.")
+            words = f"The Ray cluster at {cluster.address} has no node with memory to promise."
+            return EngineFailed(words, param="model", retry_after_s=NODES_S)
         if not spots:
             words = f"No node of the cluster can load '{endpoint.model_id}': {'; '.join(told)}."
             if found.faults:  # which may pass

@@ -32,6 +32,7 @@ SILENT_S = 10.0  # an actor that says nothing for so long is lost, whatever Ray 
 PLACE_S = 30.0  # for a worker process to come up on the node
 FIRST_S = 20.0  # for the first answer of a survey; a worker process comes up for it
 SETTLE_S = 3.0  # Ray's figures may trail behind what was ended
+LOST = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError)  # not what our own code in it raised
 
 
 class Driver:
@@ -99,7 +100,7 @@ class Driver:
         return answers
 
     async def _do_start(self, engine: int, node: str, n_bytes: int, n_gpus: int, settings: dict[str, Any]) -> Any:
-        """Its address or its error. Where it fails nothing is left on the node."""
+        """Its address, its error, or how it was lost. Where it fails nothing is left on the node."""
         options = {
             "memory": n_bytes,
             "num_gpus": n_gpus,
@@ -113,6 +114,8 @@ class Driver:
         answer: dict[str, Any] = {}
         try:
             answer = await _result(actor.start.remote())
+        except LOST as error:
+            answer = {"lost": _why_lost(error)}
         finally:
             if "address" not in answer:
                 await self._do_end(engine)
@@ -123,7 +126,7 @@ class Driver:
         actor = self._actors.get(engine)
         is_gone = True
         if actor is not None:
-            with contextlib.suppress(ray.exceptions.RayError):  # its node is gone, and it with that
+            with contextlib.suppress(ray.exceptions.RayError, asyncio.TimeoutError):  # its node is gone, or silent
                 is_gone = bool(await asyncio.wait_for(_result(actor.stop.remote()), SILENT_S))
         await self._do_end(engine)
         return is_gone

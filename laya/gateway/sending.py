@@ -12,6 +12,7 @@ from laya.errors import EngineFailed, LayaError
 from laya.gateway.endpoint import ENGINE_STARTS
 from laya.gateway.engine_body import engine_body
 from laya.gateway.hops import check_hops, hop_line
+from laya.gateway.node_loss import wait_for_next
 from laya.gateway.relay import relay_taken
 from laya.gateway.relay_choice import relay_for
 from laya.gateway.upstream import UpstreamConnection
@@ -88,7 +89,8 @@ class Sending:
             elif isinstance(result, ConnectionError) and not exchange.tried_later:
                 self._dispatcher.spawn(self.try_later(exchange, endpoint))
             elif isinstance(result, OSError):
-                exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' can't be reached: {result}"))
+                if not wait_for_next(self._dispatcher, exchange):
+                    exchange.fail(EngineFailed(f"The engine of '{endpoint.model_id}' can't be reached: {result}"))
             else:
                 self._write(exchange, endpoint, result)
 

@@ -143,7 +143,7 @@ class Gateway:
             cluster=self.cluster,
         )
         if self.cluster is not None:
-            self.cluster.on_nodes = self.fleet.room.changed
+            self.cluster.on_nodes = self.fleet.nodes_changed
         self.config = config
         self.keys = LiveKeys(config.server, home / DATABASE)
         self.dispatcher = Dispatcher(self.fleet, self.router, self.keys, self.stats)

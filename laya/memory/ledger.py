@@ -120,6 +120,14 @@ class Ledger:
         for account in self._accounts.values():
             account.put(owner, Holding(0))
 
+    def close(self, device: str) -> bool:
+        """The device is gone, and its account with it; False where somebody still holds something of it."""
+        account = self._accounts.get(device)
+        if account is not None and account.by_owner:
+            return False
+        self._accounts.pop(device, None)
+        return True
+
     def give_back(self, owner: str, device: str) -> None:
         """Give back what `owner` holds on one device."""
         self._account(device).put(owner, Holding(0))
