@@ -119,7 +119,7 @@ class Desk:
         await fleet.refresh()
         now_s = time.monotonic()
         budget = fleet.budget()
-        models, key = [], key_of(request)
+        models, key, kv_tokens = [], key_of(request), fleet.kv_tokens()
         statuses, reserved_bytes = fleet.statuses(), fleet.ledger.held("cpu")
         for status in statuses:
             if not self._may_see(key, status.id):
@@ -127,6 +127,8 @@ class Desk:
             doing = _doing(fleet.replicas_of(status.id), now_s)
             if key is not None and key.role == "peer":  # whose requests they are is for admins
                 doing["requests"] = []
+            promised, held = kv_tokens.get(status.id, (None, None))
+            doing |= {"kv_tokens_promised": promised, "kv_tokens": held}
             names = {"aliases": fleet.roster.aliases(status.id) + fleet.peers.names_of(status.id)}
             models.append(msgspec.to_builtins(status, enc_hook=str) | doing | names)
         return reply(
@@ -183,11 +185,11 @@ class Desk:
             self.fleet.draining.undo(endpoint)
             return self.shown(endpoint)
         endpoint = self._own(request)
-        anyway, flags = switch(request, "anyway"), request.query_params.get("flags")
-        if flags is None:
-            await self.fleet.load(endpoint, anyway=anyway)
-        else:
+        anyway, flags = switch(request, "anyway"), request.query_params.get("flags", "")
+        if flags:
             await load_tuned(self.fleet, endpoint, flags, anyway=anyway)
+        else:
+            await self.fleet.load(endpoint, anyway=anyway)
         return self.shown(endpoint)
 
     async def unload(self, request: Request) -> Response:

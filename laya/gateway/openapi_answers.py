@@ -45,6 +45,8 @@ class Doing(TypedDict):
     pinned: bool
     ttl_s: float | None
     idle_s: float | None
+    kv_tokens_promised: int | None
+    kv_tokens: int | None
 
 
 class Memory(TypedDict):

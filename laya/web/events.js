@@ -4,6 +4,7 @@ import { element, keep } from "./element.js";
 import { ask } from "./server.js";
 
 const SHOWN = 6;
+const KEPT = 100; // for the flags of the curve
 
 export class Events {
   constructor(section, list) {
@@ -16,11 +17,13 @@ export class Events {
   forget() {
     this.last = 0;
     this.kept = [];
+    this.all = [];
   }
 
   async look() {
     const { events } = await ask("GET", `/admin/events?after=${this.last}`);
     if (events.length) this.last = events.at(-1).id;
+    this.all = [...this.all, ...events].slice(-KEPT);
     this.kept = [...events.reverse(), ...this.kept].slice(0, SHOWN);
     this.section.hidden = this.kept.length === 0;
     keep(this.list, this.kept, (event) => String(event.id), makeEvent, () => {});

@@ -3,24 +3,50 @@
 import { Chat } from "./chat.js";
 import { write } from "./element.js";
 import { Events } from "./events.js";
-import { drawDevices } from "./ledger.js";
+import { Experts } from "./experts.js";
+import { Explain } from "./explain.js";
+import { Curves } from "./curve.js";
+import { Drag } from "./drag.js";
+import { Fit } from "./fit.js";
+import { listen } from "./keys.js";
+import { Ledger } from "./ledger.js";
+import { Logs } from "./logs.js";
 import { isLoaded, Models } from "./models.js";
+import { setRemedies } from "./refusal.js";
+import { Requests } from "./requests.js";
 import { ask, forgetKey, hasKey, useKey } from "./server.js";
 
 const LOOK_EVERY_MS = 1000;
 const LOOK_SOON_MS = 300; // while something loads or unloads
+const AROUND_EVERY_MS = 4000;
 
 const part = (id) => document.getElementById(id);
-const models = new Models(part("models"), part("models-said"), () => look());
+const ledger = new Ledger(part("devices"));
+const curves = new Curves(part("devices"));
+const fit = new Fit({ panel: part("fit"), ledger, load: (model, flags) => models.load(model, flags) });
+const models = new Models({
+  list: part("models"), catalogue: part("catalogue"), search: part("search"), said: part("models-said"),
+  fit, drag: new Drag(part("ledger"), fit), changed: () => look(),
+});
 const chat = new Chat({
   form: part("chat-form"), box: part("message"), send: part("send"), stop: part("stop"),
-  messages: part("messages"), model: part("chat-model"),
+  messages: part("messages"), model: part("chat-model"), other: part("chat-other"), badge: part("chat-fit"),
+  list: part("conversations"), forget: part("forget-chat"), isUser: () => isUser,
 });
+const logs = new Logs(part("logs-card"), part("logs"));
+const explain = new Explain(part("explain"), { openLog: () => (isUser ? null : (engine, words) => logs.show(engine, words)) });
+const requests = new Requests({
+  card: part("requests-card"), list: part("requests"), open: (id) => explain.open(id), changed: () => look(),
+});
+const experts = new Experts({ card: part("experts-card"), box: part("experts"), chat: () => chat.spoken });
 const events = new Events(part("events-card"), part("events"));
 let timer = null;
 let isLooking = false;
 let isMissed = false;
 let isUser = false;
+let isPaused = false;
+let lookedAround_ms = -Infinity; // at what changes seldom
+let seen = ""; // who held what memory then
 
 async function look() {
   clearTimeout(timer);
@@ -34,9 +60,11 @@ async function look() {
     if (isUser) {
       await drawForUser();
     } else {
-      const state = await ask("GET", "/admin/state");
-      draw(state);
+      const [state, asked] = await Promise.all([ask("GET", "/admin/state"), ask("GET", "/v1/requests?ended=6")]);
+      draw(state, asked.data);
+      requests.draw(asked);
       await events.look();
+      await lookAround(state);
       if (state.models.some(({ state }) => state === "loading" || state === "draining")) wait = LOOK_SOON_MS;
     }
   } catch (fault) {
@@ -52,6 +80,7 @@ async function look() {
       return;
     }
     events.forget();
+    curves.forget();
     say(fault.message, true);
   }
   isLooking = false;
@@ -59,23 +88,52 @@ async function look() {
   isMissed = false;
 }
 
-function draw(state) {
+/** What changes seldom or is drawn over minutes. */
+async function lookAround(state) {
+  const now = state.devices.map((device) => `${device.reserved_bytes} ${Math.round(device.budget_bytes / 2 ** 26)}`).join();
+  const isDue = performance.now() - lookedAround_ms > AROUND_EVERY_MS;
+  if (!isDue && now === seen) return;
+  seen = now;
+  lookedAround_ms = performance.now();
+  const [rooms] = await Promise.all([ask("GET", "/admin/headroom"), curves.look(events.all), models.lookAtCatalogue()]);
+  ledger.setRooms(rooms.devices);
+}
+
+function draw(state, requests) {
   show(true);
   write(part("version"), state.version);
-  drawDevices(part("devices"), state);
-  models.draw(state);
+  ledger.draw(state);
+  models.draw(state, requests);
+  drawPause(state.is_paused);
   part("no-models").hidden = state.models.length > 0;
   chat.offer(state.models);
+  logs.draw(state.models);
+  experts.offer();
   const loaded = state.models.filter(isLoaded).length;
   say(`${loaded} of ${state.models.length} models loaded, ${state.in_flight} ${state.in_flight === 1 ? "request" : "requests"} running`, false);
 }
 
+function drawPause(is_paused) {
+  isPaused = is_paused;
+  part("paused").hidden = !isPaused;
+  part("pause").setAttribute("aria-pressed", String(isPaused));
+  write(part("pause"), isPaused ? "Resume all" : "Pause all");
+}
+
+async function pause() {
+  if (isUser) return;
+  const { is_paused } = await ask("POST", `/admin/pause?on=${!isPaused}`);
+  drawPause(is_paused);
+  look();
+}
+
 /** What a key that is no admin's may see: its models, its own requests. */
 async function drawForUser() {
-  const [models, requests] = await Promise.all([ask("GET", "/v1/models"), ask("GET", "/v1/requests")]);
+  const [models, asked] = await Promise.all([ask("GET", "/v1/models"), ask("GET", "/v1/requests?ended=6")]);
   show(false);
   chat.offer(models.data.map(({ id, task, loaded }) => ({ id, task, state: loaded ? "ready" : "unloaded" })));
-  say(`${requests.data.length} of your ${requests.data.length === 1 ? "request" : "requests"} running`, false);
+  requests.draw(asked);
+  say(`${asked.data.length} of your ${asked.data.length === 1 ? "request" : "requests"} running`, false);
 }
 
 function show(isAdmin) {
@@ -114,18 +172,24 @@ part("key-form").addEventListener("submit", (event) => {
   look();
 });
 part("forget-key").addEventListener("click", () => {
+  chat.forgetAll();
   forgetKey();
   location.reload();
 });
 part("new-chat").addEventListener("click", () => chat.clear());
 document.addEventListener("visibilitychange", () => document.hidden || look());
-document.addEventListener("keydown", (event) => {
-  const isWriting = event.target.matches("input, textarea, select");
-  if (event.key === "Escape") chat.stop();
-  if (event.key === "/" && !isWriting && !event.ctrlKey && !event.metaKey && !event.altKey) {
-    event.preventDefault();
-    part("message").focus();
-  }
+document.addEventListener("keydown", (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && chat.stop());
+part("pause").addEventListener("click", pause);
+listen({
+  "/": () => (isUser ? part("message") : part("search")).focus(),
+  l: () => models.press("load"),
+  u: () => models.press("unload"),
+  p: pause,
+});
+setRemedies({
+  load: (model, flags, how) => models.load(model, flags, how),
+  unload: (model) => models.unload(model),
+  tryOut: (model) => fit.open(model),
 });
 write(part("base-url"), `${location.origin}/v1`);
 look();

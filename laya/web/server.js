@@ -6,14 +6,19 @@ let key = sessionStorage.getItem(KEPT_AS) ?? localStorage.getItem(KEPT_AS);
 
 /** A fault in words: the server's own, or that it did not answer (status 0). */
 export class ServerError extends Error {
-  constructor(message, status, code) {
+  constructor(message, status, code, details = {}) {
     super(message);
     this.status = status;
     this.code = code;
+    this.details = details; // what else the server's error says: need_bytes, suggestions, ...
   }
 }
 
 export const hasKey = () => Boolean(key);
+export const theKey = () => key;
+
+/** Where what belongs to the key is kept: as long as the key is; in this browser where none is needed. */
+export const keyPlace = () => (key && localStorage.getItem(KEPT_AS) !== key ? sessionStorage : localStorage);
 
 /** Use this key from now on; `keep` outlives the tab. */
 export function useKey(value, keep) {
@@ -34,6 +39,12 @@ export async function ask(method, path, body, signal) {
   return answer.json();
 }
 
+/** The lines of a text that goes on for as long as it is read. Throws ServerError. */
+export async function* textLines(path, signal) {
+  const answer = await open("GET", path, undefined, signal);
+  yield* lines(answer.body);
+}
+
 /** The events of a streamed chat: {event} for each chunk, {prefill: percent} while a long prompt is read. */
 export async function* streamChat(body, signal) {
   const answer = await open("POST", "/v1/chat/completions", { ...body, stream: true }, signal);
@@ -44,7 +55,7 @@ export async function* streamChat(body, signal) {
       return;
     } else if (line.startsWith("data: ")) {
       const event = JSON.parse(line.slice(6));
-      if (event.error) throw new ServerError(event.error.message, 200, event.error.code);
+      if (event.error) throw new ServerError(event.error.message, 200, event.error.code, event.error);
       yield { event };
     }
   }
@@ -66,7 +77,7 @@ async function open(method, path, body, signal) {
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => null);
   const error = said?.error ?? { message: `The server answered ${answer.status} without a word.` };
-  throw new ServerError(error.message, answer.status, error.code);
+  throw new ServerError(error.message, answer.status, error.code, error);
 }
 
 async function* lines(stream) {
