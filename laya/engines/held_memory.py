@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import platform
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -14,6 +16,8 @@ from laya.types import KIB
 
 MOST_PROCESSES = 4096  # of one family that are looked at
 _NAMES = ("VmHWM", "RssAnon", "RssFile", "RssShmem")
+_KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())  # the number of the call; libc has no name for it
+_KCMP_VM = 1
 _LINE = re.compile(rf"^({'|'.join(_NAMES)}):\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -48,15 +52,21 @@ def read_family(pid: int) -> MemoryReading | None:
     """Of a process and all it started, added up, but files: what processes of one program map of them counts once.
 
     They map the same libraries: three of PyTorch would be taken for 400 MiB more than they hold. Shared memory, which
-    no kernel drops, counts for each. The peak is that of this moment, or of the process alone; who wants the most of a
-    life looks again and again.
+    no kernel drops, counts for each. One that is being started, and until then has the memory of who starts it, is left
+    out: beside busy programs that takes long enough to be seen. The peak is that of this moment, or of the process
+    alone; who wants the most of a life looks again and again.
     """
     file_bytes: defaultdict[str, int] = defaultdict(int)  # by program
     readings = {each: kept for each in family(pid) if (kept := _read(each)) is not None}
     if not readings:
         return None
-    for each, kept in readings.items():
+    pids_of: defaultdict[str, list[int]] = defaultdict(list)
+    for each, kept in list(readings.items()):
         program = _program(each)
+        if any(_is_one_memory(each, other) for other in pids_of[program]):
+            del readings[each]
+            continue
+        pids_of[program].append(each)
         file_bytes[program] = max(file_bytes[program], kept["RssFile"])
     anonymous_bytes = sum(kept["RssAnon"] for kept in readings.values())
     shared_bytes = sum(kept["RssShmem"] for kept in readings.values())
@@ -68,6 +78,13 @@ def read_family(pid: int) -> MemoryReading | None:
         anonymous_bytes=anonymous_bytes,
         shared_bytes=shared_bytes,
     )
+
+
+def _is_one_memory(pid: int, other: int) -> bool:
+    """Whether two processes have the very same memory, as after vfork; False where the kernel does not tell."""
+    if _KCMP is None:
+        return False
+    return int(ctypes.CDLL(None).syscall(_KCMP, pid, other, _KCMP_VM, 0, 0)) == 0
 
 
 def _read(pid: int) -> dict[str, int] | None:

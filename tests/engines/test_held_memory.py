@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
-from laya.engines.held_memory import read_family, read_memory
+from laya.engines.held_memory import family, read_family, read_memory
 from laya.types import MIB
+
+CLONE_VM = 0x100
 
 
 def test_libraries_of_one_program_count_once_and_what_is_its_own_for_each() -> None:
@@ -33,3 +36,22 @@ def test_libraries_of_one_program_count_once_and_what_is_its_own_for_each() -> N
         assert whole.peak_bytes >= whole.resident_bytes
         process.stdin.close()
     assert read_family(process.pid) is None
+
+
+def test_what_is_being_started_does_not_count_the_memory_of_who_starts_it() -> None:
+    """As after vfork: a process more, and not a byte."""
+    code = (
+        "import ctypes, os\n"
+        "held = bytearray(64 << 20); libc = ctypes.CDLL(None); stack = ctypes.create_string_buffer(65536)\n"
+        "top = ctypes.c_void_p(ctypes.addressof(stack) + 65536 & ~15)\n"
+        f"pid = libc.clone(ctypes.cast(libc.pause, ctypes.c_void_p), top, {CLONE_VM | signal.SIGCHLD}, None)\n"
+        "print(pid, flush=True); input(); os.kill(pid, 9)"
+    )
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        twin = int(process.stdout.readline())
+        whole = read_family(process.pid)
+        assert family(process.pid) == [process.pid, twin]
+        assert whole is not None and 64 * MIB <= whole.anonymous_bytes < 100 * MIB
+        process.stdin.write("\n")
