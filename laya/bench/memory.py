@@ -1,8 +1,9 @@
-"""Owns: the memory bench: plans against the peak resident size (VmHWM) of real llama.cpp children, cell by cell.
+"""Owns: the memory bench: plans against the peak resident size of real engines, cell by cell.
 
 Each cell loads a model with exactly the planned settings, fills one sequence to the last token, puts all sequences to
-work at once, then holds all answers to a JSON schema, and compares the whole plan with the child's peak. Layer: the
-engine's process; load: stated in each cell. The last line printed is JSON.
+work at once, then holds all answers to a JSON schema, and compares the whole plan with the child's peak: llama.cpp's
+VmHWM, or the most that vLLM's processes were seen to hold (memory_vllm.py). Layer: the engine's process; load: stated
+in each cell. The last line printed is JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from laya.bench.generated_models import generated
 from laya.bench.hardware import hardware
 from laya.bench.memory_drive import drive
 from laya.bench.memory_speed import counts, judge, words
+from laya.bench.memory_vllm import VllmCell, measure_vllm, vllm_cells
 from laya.errors import ConfigError, EngineFailed
 from laya.memory import Machine, plan_file
 from laya.memory.rates import MachineRates
@@ -98,22 +100,40 @@ CELLS: tuple[Cell, ...] = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`laya bench memory [--json] [--only TEXT]`: 0 when every cell is in its band, else 1."""
+    """`laya bench memory [--engine vllm --model FOLDER] [--json]`: 0 when every cell is in its band, else 1."""
     parser = argparse.ArgumentParser(prog="laya bench memory", description=__doc__.partition("\n")[0])
+    parser.add_argument("--engine", choices=("llamacpp", "vllm"), default="llamacpp")
+    parser.add_argument("--model", action="append", type=Path, help="vllm: a Hugging Face folder; may be repeated")
+    parser.add_argument("--engine-path", type=Path, help="vllm: its environment, where it is not found by itself")
     parser.add_argument("--only", default="", help="only cells whose words hold this text, e.g. 'moe' or 'q8_0'")
     parser.add_argument("--n-threads", type=int, default=1, help="of each engine; 1 does not care who else computes")
     parser.add_argument("--json", action="store_true", help="only the JSON line on stdout, the rest on stderr")
     options = parser.parse_args(argv)
     console = Console(stderr=options.json, highlight=False)
-    cells = [cell for cell in CELLS if options.only in cell.words]
+    is_vllm = options.engine == "vllm"
+    if is_vllm != bool(options.model):
+        raise ConfigError("--engine vllm and --model FOLDER go together: llama.cpp's cells name theirs", param="model")
+    known = vllm_cells(options.model) if is_vllm else CELLS
+    cells = [cell for cell in known if options.only in cell.words]
     if not cells:
-        raise ConfigError(f"No cell's words hold {options.only!r}; they read like {CELLS[0].words!r}.", param="only")
+        raise ConfigError(f"No cell's words hold {options.only!r}; they read like {known[0].words!r}.", param="only")
     started = time.monotonic()
-    rates, rows = _machine_rates(), []
+    rates, rows = None if is_vllm else _machine_rates(), []
     for cell in cells:
-        rows.append(measure_cell(cell, model_path(cell.model), options.n_threads, rates))
+        if isinstance(cell, VllmCell):
+            rows.append(measure_vllm(cell, options.n_threads, options.engine_path))
+            rows[-1]["in_band"] = in_band(rows[-1]["plan_bytes"], rows[-1]["peak_bytes"])
+        else:
+            rows.append(measure_cell(cell, model_path(cell.model), options.n_threads, rates))
         console.print(_line(rows[-1]), soft_wrap=True)
-    report = {"bench": "memory", "hardware": hardware(), "rates": rates, **summary(rows), "cells": rows}
+    report = {
+        "bench": "memory",
+        "engine": options.engine,
+        "hardware": hardware(),
+        "rates": rates,
+        **summary(rows),
+        "cells": rows,
+    }
     if report["speeds"]:
         console.print(f"{report['speeds_within']} of {report['speeds']} speeds lie in their range")
     report["seconds"] = round(time.monotonic() - started, 1)
@@ -171,7 +191,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The worst of all cells, those under 160 MiB apart, and which are out of their band."""
     large = [row["ratio"] for row in rows if row["peak_bytes"] >= SMALL_TOTAL_BYTES]
     small = [row["plan_bytes"] - row["peak_bytes"] for row in rows if row["peak_bytes"] < SMALL_TOTAL_BYTES]
-    compute = [row["compute_ratio"] for row in rows]
+    compute = [row["compute_ratio"] for row in rows if row["compute_ratio"] is not None]
     return {
         "n_cells": len(rows),
         "in_band": all(row["in_band"] for row in rows),

@@ -17,13 +17,14 @@ from typing import Any
 import httpx
 import msgspec
 
+from laya.bench.driving import client_of, peak_of, same, token_ids
 from laya.bench.engine_clock import EngineClock, OtherPrograms
 from laya.bench.memory_fill import fill_prompt_cache
 from laya.engines.log import EngineLog
 from laya.engines.process import EngineProcess
 from laya.engines.settings import EngineSettings
 from laya.errors import EngineFailed
-from laya.types import MIB, EngineAddress, Plan, PlannedSettings
+from laya.types import MIB, Plan, PlannedSettings
 
 # Of each answer after its first token: until caches hold what a step reads, one to see what a request takes by itself,
 # and those that are timed. Together no more than the shortest context has left.
@@ -81,9 +82,9 @@ async def drive(model: Path, plan: Plan) -> Driven:
     load_s = time.monotonic() - start_s
     try:
         lines = log.run_lines()
-        async with _client(address) as client:
+        async with client_of(address) as client:
             await _check_settings(client, settings, lines, _maps(engine, model))
-            loaded = _peak(engine)
+            loaded = peak_of(engine)
             load = _Load(client, settings, engine, log, await _n_vocab(client))
             if settings.task == "embed":
                 await load.embed()
@@ -91,7 +92,7 @@ async def drive(model: Path, plan: Plan) -> Driven:
                 await load.chat()
         return Driven(
             load_s=round(load_s, 3),
-            peak_bytes=_peak(engine),
+            peak_bytes=peak_of(engine),
             loaded_bytes=loaded,
             deep_bytes=load.deep_bytes,
             all_bytes=load.all_bytes,
@@ -102,26 +103,9 @@ async def drive(model: Path, plan: Plan) -> Driven:
         await engine.stop()
 
 
-def _client(address: EngineAddress) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        base_url=f"http://{address.host}:{address.port}",
-        headers={"authorization": f"Bearer {address.api_key}"},
-        timeout=None,
-        trust_env=False,
-        limits=httpx.Limits(max_keepalive_connections=0),  # the engine closes them after a stream without saying so
-    )
-
-
 async def _n_vocab(client: httpx.AsyncClient) -> int:
     models = (await client.get("/v1/models")).raise_for_status().json()
     return int(models["data"][0]["meta"]["n_vocab"])
-
-
-def _peak(engine: EngineProcess) -> int:
-    reading = engine.measure()
-    if reading is None:
-        raise EngineFailed(f"The engine ended while it was measured: {engine.exit_reason}")
-    return reading.peak_bytes
 
 
 def _maps(engine: EngineProcess, model: Path) -> bool:
@@ -145,20 +129,15 @@ async def _check_settings(client: httpx.AsyncClient, planned: PlannedSettings, l
     slots = (await client.get("/slots")).raise_for_status().json()
     facts = {match[1]: match[2] for line in lines if (match := _FACT.search(line))}
     caches = [match.groups() for line in lines if (match := _CACHE.search(line))]
-    _same("sequences", len(slots), planned.max_num_seqs)
-    _same("tokens a slot", {slot["n_ctx"] for slot in slots}, {planned.slot_tokens})
+    same("sequences", len(slots), planned.max_num_seqs)
+    same("tokens a slot", {slot["n_ctx"] for slot in slots}, {planned.slot_tokens})
     for name in ("n_batch", "n_ubatch", "n_threads"):
-        _same(name, int(facts.get(name, -1)), getattr(planned, name))
-    _same("mmap", maps, planned.mmap)
+        same(name, int(facts.get(name, -1)), getattr(planned, name))
+    same("mmap", maps, planned.mmap)
     if caches:  # an encoder has none
-        _same("cells", max(int(cells) for cells, *_ in caches), planned.slot_tokens)
-        _same("streams", {int(streams) for *_, streams, _, _ in caches}, {1 if planned.kv_unified else len(slots)})
-        _same("KV types", {kind for *_, k, v in caches for kind in (k, v)}, {planned.kv_cache_dtype})
-
-
-def _same(what: str, found: Any, planned: Any) -> None:
-    if found != planned:
-        raise EngineFailed(f"The engine runs with {what} {found}, the plan says {planned}: it measures something else.")
+        same("cells", max(int(cells) for cells, *_ in caches), planned.slot_tokens)
+        same("streams", {int(streams) for *_, streams, _, _ in caches}, {1 if planned.kv_unified else len(slots)})
+        same("KV types", {kind for *_, k, v in caches for kind in (k, v)}, {planned.kv_cache_dtype})
 
 
 class _Load:
@@ -177,10 +156,10 @@ class _Load:
         settings, others = self.settings, OtherPrograms(self.engine)
         n_deep = settings.max_seq_len - GENERATED_TOKENS
         deep = await self._generate([0], n_deep)
-        self.deep_bytes = _peak(self.engine)
+        self.deep_bytes = peak_of(self.engine)
         n_short = min(SHORT_PROMPT_TOKENS, n_deep)
         short = await self._generate_together(n_short)
-        self.all_bytes = _peak(self.engine)
+        self.all_bytes = peak_of(self.engine)
         other_share = others.share()
         if settings.prompt_cache_bytes:  # before the answers to a schema, whose tables it could take the place of
             await fill_prompt_cache(self.client, settings, self.log.run_lines)
@@ -202,13 +181,13 @@ class _Load:
         n_tokens = self.settings.max_seq_len
         for numbers in ([0], range(1, self.settings.max_num_seqs + 1)):
             asked = (
-                self.client.post("/v1/embeddings", json={"input": [_tokens(each, n_tokens, self.n_vocab)]})
+                self.client.post("/v1/embeddings", json={"input": [token_ids(each, n_tokens, self.n_vocab)]})
                 for each in numbers
             )
             for response in await asyncio.gather(*asked):
-                _same("tokens", response.raise_for_status().json()["usage"]["prompt_tokens"], n_tokens)
-            self.deep_bytes = self.deep_bytes or _peak(self.engine)
-        self.all_bytes = _peak(self.engine)
+                same("tokens", response.raise_for_status().json()["usage"]["prompt_tokens"], n_tokens)
+            self.deep_bytes = self.deep_bytes or peak_of(self.engine)
+        self.all_bytes = peak_of(self.engine)
 
     async def _generate_together(self, n_tokens: int) -> _Generated:
         """All sequences at work at once, seen in the engine's own list; a client that got no CPU may miss it."""
@@ -226,7 +205,7 @@ class _Load:
         as reading its prompt or computing it again where a model's window is longer, is in both continuations that are
         compared.
         """
-        prompts = [_tokens(number, n_tokens, self.n_vocab) for number in numbers]
+        prompts = [token_ids(number, n_tokens, self.n_vocab) for number in numbers]
         wall_s = time.perf_counter()
         first_s, prompts = await self._ask(prompts, 1, goes_on=False)
         wall_first_s = time.perf_counter() - wall_s
@@ -236,7 +215,7 @@ class _Load:
         timed_s, prompts = await self._ask(prompts, TIMED_TOKENS)
         all_at_work = watch.done() or len(prompts) == 1  # its answer says so, however quick it was
         watch.cancel()
-        _same("depth", {len(prompt) for prompt in prompts}, {n_tokens + GENERATED_TOKENS})
+        same("depth", {len(prompt) for prompt in prompts}, {n_tokens + GENERATED_TOKENS})
         step_s = (timed_s - lone_s) / (TIMED_TOKENS - LONE_TOKENS)
         return _Generated(wall_first_s=wall_first_s, first_s=first_s, step_s=step_s, all_at_work=all_at_work)
 
@@ -249,8 +228,8 @@ class _Load:
         answers = await asyncio.gather(*asked)
         seconds = self.clock.now_s() - start_s
         for prompt, answer in zip(prompts, answers, strict=True):
-            _same("tokens of the prompt", answer["tokens_evaluated"], len(prompt))
-            _same("tokens of the answer", answer["tokens_predicted"], n_predict)
+            same("tokens of the prompt", answer["tokens_evaluated"], len(prompt))
+            same("tokens of the answer", answer["tokens_predicted"], n_predict)
         return seconds, [prompt + answer["tokens"] for prompt, answer in zip(prompts, answers, strict=True)]
 
     async def _until_at_work(self, n_seqs: int) -> None:
@@ -287,7 +266,7 @@ class _Load:
         }
         answer = (await self.client.post("/v1/chat/completions", json=body)).raise_for_status().json()
         text = answer["choices"][0]["message"]["content"]
-        _same("an answer that begins as its schema does", text.lstrip().startswith("{"), True)
+        same("an answer that begins as its schema does", text.lstrip().startswith("{"), True)
 
 
 class _Generated(msgspec.Struct):
@@ -297,10 +276,3 @@ class _Generated(msgspec.Struct):
     first_s: float  # from the requests to the first token of all
     step_s: float  # in which each gets one more token
     all_at_work: bool  # whether all were seen at work at the same time
-
-
-def _tokens(number: int, n_tokens: int, n_vocab: int) -> list[int]:
-    """Token ids, so that the length is exact; `number` makes a prompt share no prefix with another."""
-    first = min(100, n_vocab // 4)  # those before are bytes and the like
-    n_used = min(3000, n_vocab // 2)
-    return [first + (index * 7919 + number * 104729) % n_used for index in range(n_tokens)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from laya.bench.generated_models import SHAPES
 from laya.bench.memory import CELLS, SMOLLM2, in_band, main, summary
 from laya.bench.memory_speed import Judged, words
+from laya.bench.memory_vllm import vllm_cells
 from laya.errors import ConfigError
 from laya.types import MIB
 
@@ -59,3 +61,13 @@ def test_cells_cover_what_the_bench_promises() -> None:
 def test_words_that_no_cell_has_are_refused() -> None:
     with pytest.raises(ConfigError, match="gemma9"):
         main(["--only", "gemma9"])
+
+
+def test_cells_of_vllm_are_those_that_a_folder_was_trained_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no Hugging Face folder"):
+        vllm_cells([tmp_path])
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 2048, "vocab_size": 4096}')
+    assert [cell.words.rpartition(tmp_path.name)[2] for cell in vllm_cells([tmp_path])] == [" 1 x 512", " 4 x 1024"]
+    for options in (["--engine", "vllm"], ["--model", str(tmp_path)]):
+        with pytest.raises(ConfigError, match="--engine vllm and --model FOLDER go together"):
+            main(options)
