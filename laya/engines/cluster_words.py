@@ -23,7 +23,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     memory_bytes: int  # its memory resource: all that may be promised on it
     others_bytes: int  # of it, what is promised to others than engines of this gateway
-    free_gpus: int = 0  # that Ray has given to nobody
+    n_gpus: int = 0
+    others_gpus: int = 0  # of them, what others than engines of this gateway have
 
 
 class WantedFile(msgspec.Struct, frozen=True, kw_only=True):

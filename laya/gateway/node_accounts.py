@@ -1,8 +1,31 @@
-"""Owns: what one engine can count on of a node: GPUs that are free and alike, and cores that no other there has."""
+"""Owns: what one engine can count on of a node: bytes, GPUs that are free and alike, cores that no other there has."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import msgspec
+
+from laya.engines.cluster_words import Node, NodeSurvey
 from laya.memory import Ledger
+
+
+class Spot(msgspec.Struct, frozen=True):
+    """A node that could take the engine."""
+
+    node: Node
+    survey: NodeSurvey
+    total_bytes: int  # that engines of this gateway may have there
+    free_bytes: int
+    limit: str  # what bounds the total
+
+
+class Spots(NamedTuple):
+    """Nodes that could take it, the one with the most room first; why others cannot, by their names."""
+
+    spots: list[Spot]
+    missing: dict[str, str]  # of its files
+    faults: dict[str, str]
 
 
 def gpus_for_one(gpu_bytes: list[int], n_free: int) -> tuple[int, ...]:
@@ -24,6 +47,11 @@ def account(node: str) -> str:
 def cores_account(node: str) -> str:
     """The node's cores in the ledger."""
     return f"threads/{node}"
+
+
+def gpus_account(node: str) -> str:
+    """The node's GPUs in the ledger, which are given whole."""
+    return f"gpus/{node}"
 
 
 def free_cores(ledger: Ledger, owner: str, node: str, n_cores: int) -> int:

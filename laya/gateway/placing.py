@@ -1,18 +1,19 @@
 """Owns: which node of the cluster an engine goes to, and what is promised on each node. Starts and stops no engine.
 
 Each node has an account of its own in the ledger, in bytes of ceilings, which is what Ray is told to reserve, too. A
-model is planned for the node with the most room, in what is free there; where none has enough, idle models leave a node
-where this helps. What fits as soon as busy models are done is told so (MemoryBusy); what never fits is refused with the
-bytes of every node. A node without the model's files, or with another Laya, is never chosen.
+model is planned for a node with a free GPU, else for the one with the most room, in what is free there; where none has
+enough, idle models leave a node where this helps. What fits as soon as busy models are done is told so (MemoryBusy);
+what never fits is refused (node_refusal.py). A node without the model's files, or with another Laya, is never chosen.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -23,19 +24,19 @@ from laya.engines.cluster_words import Node, NodeSurvey, WantedFile
 from laya.engines.placed import PlacedSettings
 from laya.engines.settings import EngineSettings
 from laya.engines.supervisor import Supervisor
-from laya.errors import BadModelFile, EngineFailed, InsufficientMemory, MemoryBusy
+from laya.errors import ConfigError, MemoryBusy
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.kinds import kind_of
 from laya.gateway.loading import Loading
-from laya.gateway.node_accounts import account, cores_account, free_cores, gpus_for_one
+from laya.gateway.node_accounts import Spot, Spots, account, cores_account, free_cores, gpus_account, gpus_for_one
+from laya.gateway.node_refusal import refusal_of
 from laya.gateway.variants import file_of, is_choosing
-from laya.memory import Budget, budget_within, ceiling_bytes, plan_bytes_within, refusal, size_text
+from laya.memory import Budget, budget_within, ceiling_bytes, plan_bytes_within, size_text
 from laya.types import ModelFile, Plan
 
 PLACED_KINDS = ("llamacpp",)
 OTHERS_S = 3.0  # for the other nodes, once one has answered: one that is gone without a word is still listed
 SURVEY_S = 20.0  # for all of them, where none of those that answered will do
-NODES_S = 5.0  # to come back after, where no node is there
 AVOID_S = 30.0  # a node whose engine was lost; Ray itself may take half of that to see that a node is gone
 
 
@@ -49,24 +50,6 @@ class Others(Protocol):
 
     def may_leave_for(self, wanted: Endpoint | None) -> list[Endpoint]: ...
     def kept_for(self, endpoint: Endpoint) -> list[Endpoint]: ...
-
-
-class Spot(msgspec.Struct, frozen=True):
-    """A node that could take the engine."""
-
-    node: Node
-    survey: NodeSurvey
-    total_bytes: int  # that engines of this gateway may have there
-    free_bytes: int
-    limit: str  # what bounds the total
-
-
-class Spots(NamedTuple):
-    """Nodes that could take it, the one with the most room first; why others cannot, by their names."""
-
-    spots: list[Spot]
-    missing: dict[str, str]  # of its files
-    faults: dict[str, str]
 
 
 class Placing:
@@ -107,6 +90,7 @@ class Placing:
             ledger = self._others.loading.ledger
             ledger.reserve(endpoint.name, account(spot.node.name), settings.ceiling_bytes, overdraw=not plan.fits)
             ledger.reserve(endpoint.name, cores_account(spot.node.name), plan.settings.n_threads, overdraw=True)
+            ledger.reserve(endpoint.name, gpus_account(spot.node.name), len(plan.settings.gpus), overdraw=True)
             endpoint.node = spot.node.name
             placed = PlacedSettings(node=spot.node, engine=settings, n_gpus=len(plan.settings.gpus))
             return placed, msgspec.structs.replace(plan, variant=variant)
@@ -120,7 +104,7 @@ class Placing:
         cluster, ledger = self._others.cluster, self._others.loading.ledger
         there = {node.name for node in cluster.nodes} if cluster is not None else set()
         for name in self._with_accounts - there:
-            if ledger.close(account(name)) and ledger.close(cores_account(name)):
+            if all(ledger.close(each(name)) for each in (account, cores_account, gpus_account)):
                 self._with_accounts.discard(name)
 
     def budget(self) -> Budget:
@@ -145,8 +129,8 @@ class Placing:
             found = await self._spots(endpoint, file, is_patient=is_patient)
             spots = found.spots
             for spot in spots:
-                plan = await self._plan(endpoint, file, spot, spot.free_bytes)
-                if plan.fits:
+                plan = await self._fitting(endpoint, file, spot, spot.free_bytes)
+                if plan is not None:
                     return spot, plan
             for spot in spots:
                 leaving = await self._leaving(endpoint, file, spot)
@@ -163,7 +147,9 @@ class Placing:
                     await self._check_busy(endpoint, file, spot)
                 if anyway and spots:
                     return spots[0], await self._plan(endpoint, file, spots[0], spots[0].free_bytes)
-                raise await self._refusal(endpoint, file, found)
+                cluster = self._others.cluster
+                assert cluster is not None
+                raise await refusal_of(cluster, endpoint, found, partial(self._plan, endpoint, file))
 
     async def _spots(self, endpoint: Endpoint, file: ModelFile, *, is_patient: bool) -> Spots:
         cluster, ledger = self._others.cluster, self._others.loading.ledger
@@ -187,9 +173,13 @@ class Placing:
             else:
                 budget = self._budget(node, survey)
                 ledger.set_total(account(node.name), budget.bytes)
+                ledger.set_total(gpus_account(node.name), max(0, node.n_gpus - node.others_gpus))
                 free_bytes = max(0, budget.bytes - held[account(node.name)])
                 found.spots.append(Spot(node, survey, budget.bytes, free_bytes, budget.limit))
         found.spots.sort(key=lambda spot: -spot.free_bytes)
+        if endpoint.settings.gpu_layers != 0:  # before the most room, a GPU: without, it computes many times slower
+            free = {spot.node.name: max(0, ledger.free(gpus_account(spot.node.name))) for spot in found.spots}
+            found.spots.sort(key=lambda spot: not any(gpus_for_one(spot.survey.gpu_bytes, free[spot.node.name])))
         return found
 
     def _avoided(self, cluster: Cluster) -> set[str]:
@@ -208,17 +198,31 @@ class Placing:
         limit = f"memory resource of node {node.name}"
         return msgspec.structs.replace(safe, bytes=promised, total_bytes=promised, limit=limit)
 
-    async def _plan(self, endpoint: Endpoint, file: ModelFile, spot: Spot, free_bytes: int) -> Plan:
-        """Its plan inside so many bytes of ceiling."""
+    async def _fitting(
+        self, endpoint: Endpoint, file: ModelFile, spot: Spot, free_bytes: int, leaving: Iterable[Endpoint] = ()
+    ) -> Plan | None:
+        """Its plan, where it fits there; None also where it must have a GPU, and none is free there."""
+        try:
+            plan = await self._plan(endpoint, file, spot, free_bytes, leaving)
+        except ConfigError:
+            return None
+        return plan if plan.fits else None
+
+    async def _plan(
+        self, endpoint: Endpoint, file: ModelFile, spot: Spot, free_bytes: int, leaving: Iterable[Endpoint] = ()
+    ) -> Plan:
+        """Its plan inside so many bytes of ceiling, on GPUs that are free, or will be when these have left."""
+        ledger, gpus = self._others.loading.ledger, gpus_account(spot.node.name)
+        free_gpus = ledger.free(gpus) + sum(ledger.held_by(each.name, gpus) for each in (endpoint, *leaving))
         budget = Budget(
             bytes=plan_bytes_within(free_bytes),
             limit=spot.limit,
             total_bytes=spot.total_bytes,
             memory_bytes=spot.node.memory_bytes,
-            gpu_bytes=gpus_for_one(spot.survey.gpu_bytes, spot.node.free_gpus),
+            gpu_bytes=gpus_for_one(spot.survey.gpu_bytes, max(0, free_gpus)),
+            why_no_gpu=f"node {spot.node.name} has none that is free and that its build of llama.cpp can use",
             is_elsewhere=True,
         )
-        ledger = self._others.loading.ledger
         n_threads = free_cores(ledger, endpoint.name, spot.node.name, spot.survey.n_cores)
         return await self._others.loading.plan(endpoint, file, budget, n_threads=n_threads, is_chosen=True)
 
@@ -228,7 +232,7 @@ class Placing:
         for idle in self._idle_on(spot.node.name, endpoint):
             leaving.append(idle)
             free_bytes += self._held_bytes(idle)
-            if (await self._plan(endpoint, file, spot, free_bytes)).fits:
+            if await self._fitting(endpoint, file, spot, free_bytes, leaving) is not None:
                 return leaving
         return []
 
@@ -238,8 +242,9 @@ class Placing:
         here = [each for each in self._others.endpoints.values() if each.node == name and each is not endpoint]
         kept, idle = self._others.kept_for(endpoint), self._idle_on(name, endpoint)
         whole_bytes = spot.total_bytes - sum(self._held_bytes(each) for each in here if each in kept)
-        plan = await self._plan(endpoint, file, spot, max(0, whole_bytes))
-        if not plan.fits:
+        others = [each for each in here if each not in kept]
+        plan = await self._fitting(endpoint, file, spot, max(0, whole_bytes), others)
+        if plan is None:
             return
         held_bytes = {each.name: self._held_bytes(each) for each in here if each not in idle}
         holders = ", ".join(f"'{each}' ({size_text(n_bytes)})" for each, n_bytes in held_bytes.items())
@@ -256,33 +261,6 @@ class Placing:
             held_bytes=held_bytes,
             node=name,
         )
-
-    async def _refusal(
-        self, endpoint: Endpoint, file: ModelFile, found: Spots
-    ) -> InsufficientMemory | BadModelFile | EngineFailed:
-        """Why no node can ever have it: every node with its bytes, or what else is wrong with it."""
-        cluster = self._others.cluster
-        assert cluster is not None
-        spots, told = found.spots, [f"{name}: {why}" for name, why in (found.missing | found.faults).items()]
-        if not cluster.nodes:
-            words = f"The Ray cluster at {cluster.address} has no node with memory to promise."
-            return EngineFailed(words, param="model", retry_after_s=NODES_S)
-        if not spots:
-            words = f"No node of the cluster can load '{endpoint.model_id}': {'; '.join(told)}."
-            if found.faults:  # which may pass
-                return EngineFailed(words, param="model", retry_after_s=1.0)
-            return BadModelFile(f"{words} Copy or pull it there, or share the folder.", param="model")
-        widest = max(spots, key=lambda spot: spot.total_bytes)
-        plan = await self._plan(endpoint, file, widest, widest.total_bytes)
-        if plan.fits:  # what is pinned, or of its own model, stays in the way
-            plan = await self._plan(endpoint, file, widest, widest.free_bytes)
-        error = refusal(plan, Budget(bytes=plan_bytes_within(widest.total_bytes), limit=widest.limit))
-        told += [f"{s.node.name}: {size_text(s.free_bytes)} of {size_text(s.total_bytes)} free" for s in spots]
-        error.message += f" Nodes: {'; '.join(told)}. An engine takes a tenth and 32 MiB more than its plan."
-        error.details["nodes"] = {
-            spot.node.name: {"free_bytes": spot.free_bytes, "total_bytes": spot.total_bytes} for spot in spots
-        }
-        return error
 
     def _idle_on(self, node: str, wanted: Endpoint) -> list[Endpoint]:
         return [each for each in self._others.may_leave_for(wanted) if each.node == node]

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from laya.engines.gpu_build import VULKAN, gpu_build, why_no_gpu
 from laya.engines.log import EngineLog
 from laya.engines.process import EngineProcess
 from laya.engines.settings import EngineSettings
-from laya.errors import LayaError
+from laya.errors import EngineFailed, LayaError
 from laya.memory import GpuMeter, Machine, mounts
+from laya.memory.gpu import GpuMemory
 from laya.memory.vllm_place import usable_bytes
 from laya.models import home_path, resolve
 from laya.types import PlannedSettings
@@ -101,7 +103,10 @@ class EngineActor:
         """Its address, or the error, once the engine has answered or ended."""
         spawn_from_this_thread()
         ceilings = _claim_ceilings()
-        settings = at_node(self._settings, self._host, sorted(map(int, ray.get_gpu_ids())))
+        try:
+            settings = at_node(self._settings, self._host, numbers_of(ray.get_gpu_ids(), GpuMeter().read()))
+        except LayaError as error:
+            return {"error": error.message, "limit_hit": None}
         self._engine = EngineProcess(settings, self._log, ceilings=ceilings)
         self._spawn(self._watch_ceiling(ceilings))
         try:
@@ -162,6 +167,15 @@ def at_node(settings: EngineSettings, host: str, gpus: list[int]) -> EngineSetti
         packages=packages,
         sees_all_gpus=on_gpus and gpu_build(None, packages).kind == VULKAN,
     )
+
+
+def numbers_of(ids: Iterable[Any], cards: Iterable[GpuMemory]) -> list[int]:
+    """NVML's numbers of GPUs that Ray gave, who calls them by number, or by UUID where the node was started so."""
+    numbers = {card.uuid: card.index for card in cards}
+    try:
+        return sorted(int(each) if str(each).isdigit() else numbers[str(each)] for each in ids)
+    except KeyError as unknown:
+        raise EngineFailed(f"Ray gave the GPU {unknown}, which NVML does not know there") from None
 
 
 def on_these(planned: PlannedSettings, gpus: list[int]) -> PlannedSettings:

@@ -40,7 +40,7 @@ class Driver:
 
     def __init__(self) -> None:
         self._actors: dict[int, Any] = {}
-        self._placed: dict[int, tuple[str, int]] = {}  # engine -> node, bytes; a little longer than its actor
+        self._placed: dict[int, tuple[str, int, int]] = {}  # engine -> node, bytes, GPUs, until its actor is gone
         self._tasks: set[asyncio.Task[None]] = set()
         self._told: list[Node] | None = None
         self._nodes: list[Node] = []
@@ -108,7 +108,7 @@ class Driver:
             "max_restarts": 0,  # another node is another plan, so that is the gateway's
             "scheduling_strategy": _only(node),
         }
-        self._placed[engine] = (node, n_bytes)
+        self._placed[engine] = (node, n_bytes, n_gpus)
         actor = self._actors[engine] = ray.remote(EngineActor).options(**options).remote(settings)
         self._spawn(self._follow(engine, actor))
         answer: dict[str, Any] = {}
@@ -175,14 +175,16 @@ class Driver:
         alive = [each for each in ray.nodes() if each["Alive"] and each["Resources"].get("memory")]
         alive.sort(key=lambda each: (each["NodeName"], each["NodeID"]))
         times = Counter(each["NodeName"] for each in alive)
-        own: Counter[str] = Counter()
-        for node_id, n_bytes in list(self._placed.values()):
+        own, own_gpus = Counter[str](), Counter[str]()
+        for node_id, n_bytes, n_gpus in list(self._placed.values()):
             own[node_id] += n_bytes
+            own_gpus[node_id] += n_gpus
         found = []
         for each in alive:
             node_id, name, has = each["NodeID"], each["NodeName"], each["Resources"]
             left = free.get(node_id, has)
             taken_bytes = int(has["memory"]) - int(left.get("memory", 0))
+            n_gpus = int(has.get("GPU", 0))
             found.append(
                 Node(
                     id=node_id,
@@ -190,7 +192,8 @@ class Driver:
                     address=each["NodeManagerAddress"],
                     memory_bytes=int(has["memory"]),
                     others_bytes=max(0, taken_bytes - own[node_id]),
-                    free_gpus=int(left.get("GPU", 0)),
+                    n_gpus=n_gpus,
+                    others_gpus=max(0, n_gpus - int(left.get("GPU", 0)) - own_gpus[node_id]),
                 )
             )
         return found

@@ -144,6 +144,7 @@ def test_server_outlives_what_speaks_to_ray(placed: Any) -> None:
 
 def node_engine(model: str) -> psutil.Process:
     """The process of its engine, which is no child of the server."""
-    ours = [each for each in psutil.process_iter(["cmdline"]) if "laya.engines.llamacpp_child" in each.info["cmdline"]]
+    all_of = psutil.process_iter(["cmdline"])
+    ours = [each for each in all_of if "laya.engines.llamacpp_child" in (each.info["cmdline"] or [])]
     (found,) = [each for each in ours if each.info["cmdline"][-1] == model and each.parent().name().startswith("ray::")]
     return found

@@ -16,6 +16,7 @@ from laya.engines.cluster import Cluster
 from laya.errors import ConfigError, EngineFailed, LayaError
 from laya.gateway.node_accounts import cores_account, free_cores, gpus_for_one
 from laya.memory import Ledger
+from laya.memory.gpu import GpuMemory
 from laya.types import PlannedSettings
 from tests.engines.conftest import SMALL
 
@@ -76,6 +77,19 @@ def test_layers_go_to_the_gpus_that_ray_gave(make_planned: Callable[..., Planned
     assert on_these(planned, [2, 5]).tensor_split == (0, 0, 20, 0, 0, 11)
     assert on_these(planned, [2, 5]).gpus == (2, 5)
     assert on_these(make_planned(), []) == make_planned()
+
+
+def test_gpus_are_found_by_the_names_that_ray_has_for_them() -> None:
+    from laya.gateway.ray_actor import numbers_of
+
+    cards = [
+        GpuMemory(index=n, name="A card", uuid=f"GPU-{n}a", total_bytes=1, free_bytes=1, own_bytes=0, process_bytes={})
+        for n in range(3)
+    ]
+    assert numbers_of([2, "0"], cards) == [0, 2]
+    assert numbers_of(["GPU-2a", "GPU-1a"], cards) == [1, 2]
+    with pytest.raises(EngineFailed, match="Ray gave the GPU 'MIG-7'"):
+        numbers_of(["MIG-7"], cards)
 
 
 def test_an_engine_counts_on_whole_gpus_that_are_free() -> None:
