@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 
+from laya.errors import MemoryBusy
 from laya.gateway.recent import QUICK_S
+from laya.gateway.request_view import listed
 
 from .front import front, until
 from .keyed import chat_as, get_as, grant, keep
@@ -49,6 +52,32 @@ async def test_request_that_waits_says_for_what_and_ended_ones_are_their_keys_ow
         assert total_ms == pytest.approx(1e3 * told["age_s"], abs=2)
         assert (await gateway.ask(get_as("bob", "/v1/requests/runs"))).status == 404
         second.close()
+        await gateway.settled()
+
+
+async def test_who_waits_for_an_engine_hears_what_that_waits_for(tmp_path: Path) -> None:
+    """Only what it may know of: another model has no name for a key that may not use it."""
+    keep(tmp_path, grant("admin", role="admin"), grant("ann", models=("stub",)))
+    end = asyncio.Event()
+    async with front(tmp_path, held(end), max_num_seqs=1) as gateway:
+        first, second = await gateway.client(), await gateway.client()
+        first.send(chat_as("admin"))
+        await until(lambda: gateway.engine.calls)
+        second.send(chat_as("ann"))
+        await until(lambda: gateway.endpoint.queue)
+        fleet, (waits,) = gateway.gateway.fleet, gateway.endpoint.queue
+        pool, gateway.endpoint.pool = gateway.endpoint.pool, None
+        gateway.endpoint.no_room = MemoryBusy("", 1.0, need_bytes=2, available_bytes=1, held_bytes={"qwen": 1})
+
+        def told(*known: str) -> str:
+            return str(listed(waits, fleet, time.monotonic(), lambda model_id: model_id in known)["waits_for"])
+
+        assert (told("stub", "qwen"), told("stub")) == ("qwen to be done", "another model to be done")
+        gateway.endpoint.no_room = None
+        assert told("stub") == "stub to load"
+        gateway.endpoint.pool = pool
+        for client in (first, second):
+            client.close()
         await gateway.settled()
 
 
