@@ -72,6 +72,12 @@ def is_utf8(name: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" for char in name)
 
 
+def check_utf8(path: Path) -> None:
+    """Raise BadModelFile for a name that no JSON can hold."""
+    if not is_utf8(str(path)):
+        raise BadModelFile(f"{path}: the name is not UTF-8, so it cannot be written down; rename the file.")
+
+
 def check_gguf(path: Path) -> None:
     """Raise BadModelFile, naming the file and what is wrong, unless it begins as a GGUF file does."""
     start = _first_bytes(path)

@@ -1,6 +1,7 @@
 """Owns: the store of pulled models under `$LAYA_HOME` (or the XDG data folder), and finding a model by its name.
 
-Layout: `models/<id>/` holds one pulled model and its manifest; `partial/<id>/` holds a pull that is under way. A name
+Layout: `models/<id>/` holds one pulled model and its manifest; `partial/<id>/` holds a pull that is under way, and
+`partial/~*` what is made here and is of no use once its process has ended. A name
 is an id, an alias or the source of a pulled model, a file name in models_dir, a name of another program's store
 (`ollama/llama3:8b`), one that comes with Laya, a path with a slash in it, an id of the catalogue, or else whatever lies
 in the current folder, tried in this order; a name in its exact case comes before any in another. Knows nothing of
@@ -52,6 +53,14 @@ class Library:
     def work_path(self, model_id: str) -> Path:
         """Where what is to become a model of this id is made."""
         return self.partial_path / self.folder(model_id).name
+
+    def scratch_path(self, name: str) -> Path:
+        """Where something is made that nobody goes on with: no id of a model has a '~'."""
+        return self.partial_path / f"~{quote(name, safe='')}"
+
+    def scratch_paths(self) -> Iterator[Path]:
+        """All of them, also of processes that run."""
+        return self.partial_path.glob("~*")
 
     def manifests(self) -> Iterator[Manifest]:
         """Every pulled model, by id. A folder without a readable manifest is no model and is passed over."""

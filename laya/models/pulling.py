@@ -16,7 +16,7 @@ import msgspec
 from laya.errors import BadModelFile, DownloadError, ModelNotFound
 from laya.models import catalogue
 from laya.models.catalogue import CatalogueEntry
-from laya.models.files import check_gguf, is_utf8, model_at, shard_paths
+from laya.models.files import check_gguf, check_utf8, model_at, shard_paths
 from laya.models.library import Library, model_id_of, now_utc
 from laya.models.manifest import Manifest, StoredFile
 from laya.models.sources import FetchedFile, Probe, Progress, Source, is_source, parse_source
@@ -221,8 +221,7 @@ def _link(
             before_link(shard)
     wanted_id = model_id_of(model_id or model.id)
     source = str(model.path)
-    if not is_utf8(source):
-        raise BadModelFile(f"{source}: the name is not UTF-8, so it cannot be written down; rename the file.")
+    check_utf8(model.path)
     if present := _present(library, source, wanted_id):
         return present
     _check_name_free(library, wanted_id, source)

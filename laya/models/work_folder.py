@@ -1,10 +1,12 @@
-"""Owns: the folder in which files are made that are to appear whole: one process at a time, gone again when empty."""
+"""Owns: folders in which files are made that are to appear whole: one process at a time, gone again when empty; and
+clearing away those of processes that were killed."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +38,42 @@ def work_folder(folder: Path, what: str) -> Iterator[Path]:
             return
         except BlockingIOError:
             raise DownloadError(f"{what} is being made by another process.") from None
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def scratch_folder(folder: Path, others: Iterable[Path], what: str) -> Iterator[Path]:
+    """An empty work folder, gone after the block unless it was renamed. others: where such folders lie; those of
+    processes that were killed are cleared away first. Raises what `work_folder` does."""
+    clear_abandoned(others)
+    with work_folder(folder, what):
+        _clear(folder)
+        try:
+            yield folder
+        finally:
+            if folder.exists():
+                _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def clear_abandoned(folders: Iterable[Path]) -> None:
+    """Delete those that no process is at: what it made is of no use to another."""
+    for folder in folders:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # no folder, another user's, or gone meanwhile
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_open_folder(descriptor, folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            continue
         finally:
             os.close(descriptor)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from laya.errors import ConfigError
-from laya.quantization.answers import Against, Server, against, ask_all
+from laya.quantization.answers import Against, Server, against, ask_all, check_there
 from laya.quantization.inspection import file_facts
 from laya.quantization.serving import SERVED_TOKENS, Row, served
 from laya.quantization.tasks import Task
@@ -17,13 +17,18 @@ from laya.quantization.variants import gguf_model
 
 
 def remote(address: str, key_env: str) -> Server | None:
-    """The server of `http://host/v1#model`; None for what is no address. Raises ConfigError where the model lacks."""
+    """The server of `http://host/v1#model`; None for what is no address.
+
+    Raises ConfigError where the model lacks, and what `check_there` raises: it is asked only after minutes of work.
+    """
     url, _, model = address.partition("#")
     if urlsplit(url).scheme not in ("http", "https"):
         return None
     if not model:
         raise ConfigError(f"--against {address}: which model? Write it behind a #: {url}#MODEL", param="against")
-    return Server(name=model, base_url=url.rstrip("/"), model=model, key=os.environ.get(key_env))
+    server = Server(name=model, base_url=url.rstrip("/"), model=model, key=os.environ.get(key_env))
+    check_there(server)
+    return server
 
 
 def other_row(name: str) -> Row:

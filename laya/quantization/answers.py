@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
-from laya.errors import EngineFailed
+from laya.errors import ConfigError, EngineFailed, nearest
 from laya.quantization.statistics import Interval, sign_test, wilson
 from laya.quantization.tasks import KINDS, Task, chosen, is_right, normal
 
@@ -78,14 +79,45 @@ class Against(msgspec.Struct, kw_only=True):
     note: str = "perplexity is not compared: two tokenizers cut a text into other tokens, and an API tells none of them"
 
 
+def check_there(server: Server) -> None:
+    """Raises EngineFailed where nobody answers or the key is not taken, ConfigError where it has not that model."""
+    with _client(server) as client:
+        try:
+            response = client.get(f"{server.base_url}/models", timeout=MOST_WAIT_S)
+            if response.status_code in (401, 403):
+                raise EngineFailed(f"{server.base_url} answered {response.status_code}: {response.text[:300]}")
+            known = _models(response)
+            if not known or server.model in known:
+                return
+            # an alias may be no item of the list
+            own = client.get(f"{server.base_url}/models/{quote(server.model, safe='')}", timeout=MOST_WAIT_S)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise EngineFailed(f"{server.base_url} did not answer: {error or type(error).__name__}") from None
+    if own.status_code == 404:
+        close = nearest(server.model, known)
+        hint = f"did you mean {close}?" if close else f"it has {', '.join(known[:8])}"
+        raise ConfigError(f"{server.base_url} has no model {server.model}; {hint}", param="against")
+
+
+def _models(response: httpx.Response) -> list[str]:
+    try:
+        return [str(model["id"]) for model in response.json()["data"]]
+    except (ValueError, KeyError, TypeError):
+        return []  # not every server tells its models
+
+
+def _client(server: Server) -> httpx.Client:
+    headers = {"authorization": f"Bearer {server.key}"} if server.key else {}
+    # the addresses of Laya's own models are not for a proxy
+    is_here = httpx.URL(server.base_url).host in ("127.0.0.1", "localhost", "::1")
+    return httpx.Client(headers=headers, timeout=ANSWER_S, trust_env=not is_here)
+
+
 def ask_all(server: Server, tasks: Iterable[Task]) -> Answered:
     """Every task, one after the other. Raises EngineFailed naming the server and what it said."""
     texts: dict[str, str] = {}
     right: dict[str, bool] = {}
-    headers = {"authorization": f"Bearer {server.key}"} if server.key else {}
-    # the addresses of Laya's own models are not for a proxy
-    is_here = httpx.URL(server.base_url).host in ("127.0.0.1", "localhost", "::1")
-    with httpx.Client(headers=headers, timeout=ANSWER_S, trust_env=not is_here) as client:
+    with _client(server) as client:
         for task in tasks:
             texts[task.id] = text = _ask(client, server, task)
             right[task.id] = is_right(task, text)

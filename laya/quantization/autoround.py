@@ -23,7 +23,6 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from laya.engines.child_start import die_with_parent
 from laya.errors import EngineFailed, LayaError
 from laya.modeling.export import export_mixtral
 from laya.quantization.held import held_to
@@ -44,7 +43,7 @@ def quantize(model: Path, out: Path, work: Path, kind: str, group: int, text: Pa
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json"))
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    windows = _windows(model, text.read_text("utf-8", "replace"), most_tokens) if text else []
+    windows = _windows(model, text.read_text("utf-8"), most_tokens) if text else []
     tuning = {"iters": TUNING_STEPS, "dataset": windows, "nsamples": len(windows), "seqlen": TUNING_WINDOW}
     rounding = {"iters": 0, "disable_opt_rtn": True}  # to nearest: no text is read
     rounder = AutoRound(
@@ -132,7 +131,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--calibration-tokens", type=int, default=0)
     parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args(argv)
-    die_with_parent()
     torch.set_num_threads(args.threads)
     report = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # AutoRound prints

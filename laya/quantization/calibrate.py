@@ -19,7 +19,6 @@ from typing import Any
 import gguf
 import numpy as np
 
-from laya.engines.child_start import die_with_parent
 from laya.errors import EngineFailed, LayaError
 from laya.quantization.imatrix import CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, SUMS, WINDOW_TOKENS
 from laya.quantization.library import bound
@@ -165,10 +164,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args(argv)
-    die_with_parent()
     try:
         calibrator = Calibrator(args.model, n_threads=args.threads)
-        tokens = calibrator.tokens_of(args.text.read_text(encoding="utf-8", errors="replace"))
+        tokens = calibrator.tokens_of(args.text.read_text(encoding="utf-8"))
         if len(tokens) < 16:
             raise EngineFailed(f"{args.text_name}: {len(tokens)} tokens are too few to calibrate on.")
         windows = windows_of(tokens, calibrator.first_token, args.tokens)

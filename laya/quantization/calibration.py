@@ -19,10 +19,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from laya.engines.child_start import die_with_parent
 from laya.errors import ConfigError, EngineFailed, nearest
 from laya.memory import Budget, plan_file, read_facts
 from laya.memory.engine_facts import built_in_engine
 from laya.quantization.card import ImatrixCard
+from laya.quantization.given import given_text
 from laya.quantization.imatrix import WINDOW_TOKENS, ImportanceMatrix, unseen_experts
 from laya.quantization.limits import check_memory
 from laya.quantization.quantize import sha256_of
@@ -82,7 +84,10 @@ def calibrate(
     words = [sys.executable, "-m", "laya.quantization.calibrate", str(source), str(own), str(folder / IMATRIX_FILE)]
     words += ["--text-name", text.name, "--tokens", str(most_tokens), "--threads", str(n_threads)]
     told: dict[str, int] = {}
-    with faults.open("wb") as log, subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log) as child:
+    with (
+        faults.open("wb") as log,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, preexec_fn=die_with_parent) as child,
+    ):
         assert child.stdout is not None
         try:
             for line in child.stdout:
@@ -126,15 +131,10 @@ def calibration_text(name: str) -> Text:
             f"`varied` and `{BUILT_IN}` are built in; or give a file.",
             param="calibration",
         )
-    path = Path(name).expanduser()
-    try:
-        raw = path.read_bytes()[:_MOST_CHARACTERS]
-    except OSError as error:
-        hint = f" Did you mean '{BUILT_IN}'?" if nearest(name, [BUILT_IN]) else f" Built in: {BUILT_IN}."
-        raise ConfigError(f"--calibration {name}: {error.strerror}.{hint}", param="calibration") from None
-    if not raw.strip():
-        raise ConfigError(f"--calibration {name}: there is no text in it.", param="calibration")
-    return Text(path.name, raw)
+    built_in = [each for each in (BUILT_IN, *set_names()) if each != DEFAULT_SET]
+    close = nearest(name, built_in)
+    hint = f" Did you mean '{close}'?" if close else f" Built in: {', '.join(built_in)}."
+    return Text(Path(name).name, given_text("--calibration", name, _MOST_CHARACTERS, hint).encode())
 
 
 def _of_python() -> str:

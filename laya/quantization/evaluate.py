@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -25,8 +23,11 @@ from rich.console import Console
 from laya.bench.hardware import hardware
 from laya.errors import ConfigError, LayaError
 from laya.memory.ggml import kv_cache_type
+from laya.models.library import Library
+from laya.models.work_folder import scratch_folder
 from laya.quantization.against import other_row, remote, run_against
 from laya.quantization.answers import Answered, accuracy
+from laya.quantization.given import given_text, stopped_by_signals
 from laya.quantization.inspection import inspect
 from laya.quantization.likelihood import WINDOW_TOKENS, Question, Subject
 from laya.quantization.measuring import Measured, measure, mixed_text
@@ -39,6 +40,7 @@ from laya.quantization.verdict import flags_of, limit_of, worse_than_fewer_bits
 from laya.texts import DEFAULT_SET, set_names
 
 DEFAULT_TOKENS = 8192
+_TOKEN_CHARACTERS, _LEAST_CHARACTERS = 64, 1 << 20  # read of a text: more than its tokens take
 Tell = Callable[[str], None]
 
 
@@ -49,7 +51,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _check(options)
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="laya-eval-")))
+            # on the store's disk: what is made may be as large as models, and /tmp may lie in memory
+            library = Library()
+            own = scratch_folder(library.scratch_path(f"eval {os.getpid()}"), library.scratch_paths(), "this table")
+            folder = stack.enter_context(own)
             status = stack.enter_context(Console(stderr=True).status("")) if sys.stderr.isatty() else None
             report = evaluate(options, folder, status.update if status else lambda _words: None)
         report.seconds = round(time.monotonic() - started, 1)
@@ -62,6 +67,9 @@ def main(argv: list[str] | None = None) -> int:
     except LayaError as error:
         print(f"laya eval: {error.message}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # a disk that is full, a report that cannot be written
+        print(f"laya eval: {error.filename or 'the output'}: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     return 1 if options.strict and any(variant.is_broken for variant in report.variants) else 0
@@ -114,7 +122,11 @@ def _likelihoods(
     if not options.tokens and not choices:
         return Measured(likelihood={}, choices={}), ""
     path = folder / "text.txt"
-    raw = mixed_text(options.text) if options.text in set_names() else Path(options.text).read_text(encoding="utf-8")
+    raw = (
+        mixed_text(options.text)
+        if options.text in set_names()
+        else given_text("--text", options.text, max(_LEAST_CHARACTERS, _TOKEN_CHARACTERS * options.tokens))
+    )
     path.write_text(raw, encoding="utf-8")
     room = reference.facts.n_ctx_train or WINDOW_TOKENS + 1
     measured = measure(
@@ -236,8 +248,10 @@ def _check(options: argparse.Namespace) -> None:
         if (value := getattr(options, name)) < least:
             raise ConfigError(f"--{name.replace('_', '-')}: expected {least} or more, got {value}", param=name)
     options.kv = [kv_cache_type(kind).name.lower() for kind in options.kv]
-    if options.text not in set_names() and not Path(options.text).is_file():
-        raise ConfigError(f"--text {options.text}: no such file; built in: {', '.join(set_names())}", param="text")
+    if options.text not in set_names():
+        given_text("--text", options.text, 1, f" Built in: {', '.join(set_names())}.")
+    if options.html is not None and options.html.is_dir():
+        raise ConfigError(f"--html {options.html}: a folder; the report is one file", param="html")
     if options.html is not None and not options.html.absolute().parent.is_dir():
         raise ConfigError(f"--html {options.html}: there is no folder {options.html.absolute().parent}", param="html")
 
@@ -274,5 +288,5 @@ def _words(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was made for this run goes
-    sys.exit(main())
+    with stopped_by_signals():
+        sys.exit(main())

@@ -8,6 +8,7 @@ releases Python's lock for as long as a chunk takes. Knows no recipe.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -120,7 +121,7 @@ class GgufOutput:
         self._tensors: list[tuple[int, int]] = []  # (gguf, ggml) contexts of the sources
         for index, path in enumerate(sources):
             tensors = _P()
-            found = api["gguf_init_from_file"](str(path).encode(), _InitParams(True, ctypes.pointer(tensors)))
+            found = api["gguf_init_from_file"](os.fsencode(path), _InitParams(True, ctypes.pointer(tensors)))
             if not found:
                 raise BadModelFile(f"{path}: llama.cpp cannot read it: {last_logged()}")
             self._tensors.append((found, tensors.value or 0))

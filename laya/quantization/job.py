@@ -155,6 +155,12 @@ def _check_whole(headers: Sequence[GgufHeader]) -> None:
             f"{first.path}: one of {count} parts of a split model, of which {len(headers)} are named as llama.cpp "
             f"names them (NAME-00001-of-{count:05d}.gguf)."
         )
+    if len(headers) > 1:
+        names = [tensor.name for header in headers for tensor in header.tensors]
+        if any(header.metadata.get("split.no") != number for number, header in enumerate(headers)) or (
+            len(names) != len(set(names)) or first.metadata.get("split.tensors.count", len(names)) != len(names)
+        ):
+            raise BadModelFile(f"{first.path}: its {len(headers)} parts are not those of one model, in their order.")
     if first.metadata.get("general.type", "model") != "model" or not any(header.tensors for header in headers):
         raise BadModelFile(f"{first.path}: a GGUF file, but of no model: general.type is {_type_of(first)!r}.")
 
@@ -251,6 +257,11 @@ def _imatrix_warnings(found: Sequence[Target], imatrix: ImportanceMatrix) -> lis
         f"{', '.join(map(str, experts))}: their columns count alike."
         for layer, experts in unseen
     ]
+    if others := sorted(set(imatrix.tensors) - {target.tensor.name for target in found}):
+        said.append(
+            f"The importance matrix has {len(others)} tensors that the model has not, such as {others[0]}: "
+            "is it of this model?"
+        )
     if missing:
         said.append(f"The importance matrix has nothing on {len(missing)} tensors: {', '.join(missing[:5])}.")
     return said

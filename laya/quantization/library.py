@@ -45,5 +45,6 @@ def bound(signatures: Mapping[str, tuple[Any, tuple[Any, ...]]]) -> dict[str, Ca
 
 
 def last_logged() -> str:
-    """The last line of the library's log, which says why it could not do what it was asked."""
-    return "".join(_log).strip().rpartition("\n")[2]
+    """Why the library could not do what it was asked: the last line of its log that has an error, else the last one."""
+    lines = "".join(_log).strip().split("\n")
+    return next((line for line in reversed(lines) if "error" in line), lines[-1])

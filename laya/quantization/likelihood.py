@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from laya.engines.child_start import die_with_parent
 from laya.errors import EngineFailed, LayaError
 from laya.quantization.divergence import Vector, nll_of, token_figures
 from laya.quantization.llama_api import Evaluator
@@ -204,7 +203,6 @@ def _likeliest(evaluator: Evaluator, question: Question) -> int:
 
 
 def main() -> int:
-    die_with_parent()
     try:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request, dec_hook=lambda kind, value: kind(value))
         print(msgspec.json.encode({"found": run(request)}).decode(), flush=True)

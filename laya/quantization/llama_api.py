@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import os
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -116,7 +117,7 @@ class Evaluator:
         Raises EngineFailed where the file cannot be loaded; the last line of the engine's log says why.
         """
         self._api = api = functions()
-        self._model = api["llama_model_load_from_file"](str(path).encode(), api["llama_model_default_params"]())
+        self._model = api["llama_model_load_from_file"](os.fsencode(path), api["llama_model_default_params"]())
         if not self._model:
             raise EngineFailed(f"{path} cannot be loaded: {last_logged()}")
         vocab = api["llama_model_get_vocab"](self._model)

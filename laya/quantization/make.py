@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -19,12 +18,15 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from laya.errors import Conflict, EngineFailed
+from laya.engines.child_start import die_with_parent
+from laya.errors import ConfigError, Conflict, EngineFailed, LayaError
 from laya.memory import Budget
 from laya.memory.ggml import GgmlType
+from laya.models.files import check_utf8
 from laya.models.library import Library, model_id_of, now_utc
 from laya.models.manifest import Manifest, StoredFile
-from laya.models.work_folder import work_folder
+from laya.models.shipped import shipped_models
+from laya.models.work_folder import scratch_folder
 from laya.quantization.calibration import (
     CALIBRATION_TOKENS,
     IMATRIX_FILE,
@@ -35,6 +37,7 @@ from laya.quantization.calibration import (
     imatrix_card,
 )
 from laya.quantization.card import Card, as_json, as_markdown, card_of
+from laya.quantization.given import stopped_by_signals
 from laya.quantization.imatrix import read_imatrix
 from laya.quantization.job import Job, Wish, job_of
 from laya.quantization.kinds import FILE_KINDS, file_kind
@@ -42,6 +45,7 @@ from laya.quantization.limits import check_disk, check_memory, status_bytes
 from laya.quantization.quantize import check_result, sha256_of, write
 from laya.types import MIB, ModelFile
 
+_PART = ".laya-part"  # of a folder beside --out FILE
 CARD_JSON, CARD_TEXT = "card.json", "README.md"
 _EXPORTER_BYTES = 1024 * MIB  # of Python with torch and transformers, before a weight
 
@@ -88,6 +92,9 @@ def make(asked: Asked, library: Library, budget: Budget, watcher: Watcher) -> Ma
     """Raises InsufficientDisk and InsufficientMemory with the numbers, Conflict for what is there already,
     BadModelFile and ConfigError for what cannot be quantized so. Nothing is left of what failed."""
     kind, _ = file_kind(asked.kind)
+    check_utf8(asked.model.path)
+    if asked.out is not None and asked.out.suffix.lower() != ".gguf":
+        raise ConfigError(f"--out {asked.out}: expected a name that ends in .gguf", param="out")
     model_id = None if asked.out else variant_id(asked.model, kind, asked.name)
     check_free(library, model_id, asked.out)
     text = calibration_text(asked.calibration) if asked.calibration else None
@@ -145,9 +152,16 @@ def make(asked: Asked, library: Library, budget: Budget, watcher: Watcher) -> Ma
 def variant_id(model: ModelFile, kind: str, name: str | None = None) -> str:
     """`smollm2-135m:q4_k_m`: the model's id, without the kind that it is of."""
     if name is not None:
-        return model_id_of(name)
+        return _as_id(name, "--name")
     kinds = "|".join(sorted((*FILE_KINDS, "q5_k", "q4_k", "q3_k"), key=len, reverse=True))
-    return f"{model_id_of(_without_kind(model.id, kinds))}:{kind}"
+    return f"{_as_id(_without_kind(model.id, kinds), 'the model')}:{kind}"
+
+
+def _as_id(text: str, what: str) -> str:
+    try:
+        return model_id_of(text)
+    except LayaError as error:
+        raise ConfigError(f"{what}: {error.message} Say another --name, or --out FILE.", param="name") from None
 
 
 def _without_kind(name: str, kinds: str) -> str:
@@ -156,12 +170,17 @@ def _without_kind(name: str, kinds: str) -> str:
 
 def check_free(library: Library, model_id: str | None, out: Path | None) -> None:
     if out is not None:
+        check_utf8(out)
         if out.exists():
             raise Conflict(f"{out} is there already; remove it first.", param="out")
         if not out.parent.is_dir():
             raise Conflict(f"--out {out}: there is no folder {out.parent}.", param="out")
-    elif model_id is not None and library.manifest(model_id) is not None:
-        raise Conflict(f"'{model_id}' is there already: `laya rm {model_id}` first, or choose another --name.")
+    elif model_id is not None:
+        if library.folder(model_id).exists():
+            raise Conflict(f"'{model_id}' is there already: `laya rm {model_id}` first, or choose another --name.")
+        for model in (*library.models(), *shipped_models()):
+            if model_id in (model.id, *model.aliases):
+                raise Conflict(f"'{model_id}' is a name of '{model.id}' already: choose another --name.", param="name")
 
 
 def card_paths(out: Path) -> tuple[Path, Path]:
@@ -172,22 +191,11 @@ def card_paths(out: Path) -> tuple[Path, Path]:
 @contextmanager
 def made_in(library: Library, model_id: str | None, out: Path | None) -> Iterator[Path]:
     """An empty folder on the disk of the result, and gone after."""
-    path = out.with_name(f".{out.name}.part") if out else library.work_path(str(model_id))
-    with work_folder(path, str(out or model_id)) as folder:
-        _clear(folder)
-        try:
-            yield folder
-        except BaseException:
-            if folder.exists():
-                _clear(folder)
-            raise
-        if out is not None:  # in the store the folder has become the model
-            _clear(folder)
-
-
-def _clear(folder: Path) -> None:
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    path = out.with_name(f".{out.name}{_PART}") if out else library.scratch_path(f"quantize {model_id}")
+    others = out.parent.glob(f".*{_PART}") if out else library.scratch_paths()
+    with stopped_by_signals(), scratch_folder(path, others, str(out or model_id)) as folder:
+        check_free(library, model_id, out)  # another process may have been at it until now
+        yield folder
 
 
 def _as_gguf(asked: Asked, kind: str, folder: Path, budget: Budget, watcher: Watcher) -> Path:
@@ -201,7 +209,8 @@ def _as_gguf(asked: Asked, kind: str, folder: Path, budget: Budget, watcher: Wat
     watcher.stage("exporting to GGUF")
     out = folder / f"{model_id_of(model.id)}-f32.gguf"
     words = [sys.executable, "-m", "laya.modeling.export", str(model.path), "--to", "gguf", "--type", "f32"]
-    done = subprocess.run([*words, "--out", str(out), "--json"], capture_output=True, text=True, check=False)
+    words += ["--out", str(out), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, preexec_fn=die_with_parent)
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2].removeprefix("laya export: ")
         raise EngineFailed(f"'{model.id}' cannot be exported to GGUF: {last}")
@@ -223,6 +232,7 @@ def _calibrated(asked: Asked, source: Path, text: Text, folder: Path, budget: Bu
 
 
 def _deliver(asked: Asked, library: Library, model_id: str | None, folder: Path, staged: Path, card: Card) -> Path:
+    check_free(library, model_id, asked.out)
     if asked.out is not None:
         for name, path in zip((CARD_JSON, CARD_TEXT), card_paths(asked.out), strict=True):
             os.replace(folder / name, path)

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from laya.engines.child_start import die_with_parent
 from laya.errors import BadModelFile, ConfigError, EngineFailed
 from laya.memory import Budget
 from laya.memory.hf import HfFacts, facts_of_hf
@@ -174,7 +175,10 @@ def _made(
         own.write_bytes(text.raw)
         words += ["--calibration", str(own), "--calibration-tokens", str(asked.calibration_tokens)]
     told = None
-    with faults.open("wb") as log, subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log) as child:
+    with (
+        faults.open("wb") as log,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, preexec_fn=die_with_parent) as child,
+    ):
         assert child.stdout is not None
         try:
             for line in child.stdout:

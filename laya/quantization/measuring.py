@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from laya.engines.child_start import die_with_parent
 from laya.errors import EngineFailed, InsufficientMemory
 from laya.memory import Machine, plan_file, size_text
 from laya.quantization.likelihood import Experts, Found, Question, Request, Subject
@@ -128,6 +129,7 @@ def _child(request: Request, tell: Callable[[str], None]) -> Found:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=die_with_parent,
     )
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None
     found: Found | None = None

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import jsonschema
 import msgspec
 
 from laya.errors import ConfigError, nearest
+from laya.quantization.given import given_text
 
 Kind = Literal["exact", "contains", "regex", "choice", "json_schema"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -39,7 +41,7 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pattern: str | None = None
     choices: list[str] = []
     schema: dict[str, Any] | None = None
-    max_tokens: int = DEFAULT_MAX_TOKENS
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_MAX_TOKENS
 
     @property
     def asked(self) -> str:
@@ -55,7 +57,7 @@ def load_set(name: str) -> list[Task]:
     if name in SETS:
         raw = (files("laya.quantization") / "sets" / f"{name}.jsonl").read_text(encoding="utf-8")
     elif Path(name).is_file():
-        raw = Path(name).read_text(encoding="utf-8")
+        raw = given_text("--set", name)
     else:
         close = nearest(name, SETS)
         hint = f"did you mean {close}?" if close else f"built in: {', '.join(SETS)}."
@@ -93,6 +95,15 @@ def _check(task: Task) -> None:
         if task.schema is None:
             raise ValueError("json_schema needs a schema")
         jsonschema.validators.validator_for(task.schema).check_schema(task.schema)
+        if far := [ref for ref in _references(task.schema) if not ref.startswith("#")]:
+            raise ValueError(f"a schema refers to itself only (#/...), not to {far[0]}")
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        yield from (value for name, value in schema.items() if name == "$ref" and isinstance(value, str))
+    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _references(each)
 
 
 def is_right(task: Task, answer: str) -> bool:

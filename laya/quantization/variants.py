@@ -13,9 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from laya.engines.child_start import die_with_parent
 from laya.errors import BadModelFile, ConfigError, EngineFailed, ModelNotFound
 from laya.memory import Machine, size_text
 from laya.models import Library, resolve
+from laya.models.files import check_utf8
 from laya.quantization.card import Card
 from laya.quantization.inspection import FileFacts, Flag, file_facts
 from laya.quantization.job import Job
@@ -122,7 +124,7 @@ def _packed(model: ModelFile, word: str, row: str, folder: Path, n_threads: int,
     tell(f"{row}: unpacking")
     done = subprocess.run(
         [sys.executable, "-m", "laya.quantization.unpacked", str(packed), str(out)],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, preexec_fn=die_with_parent,
     )  # fmt: skip
     if done.returncode:
         raise EngineFailed(f"{packed} could not be unpacked: {done.stderr.strip().rpartition(chr(10))[2]}")
@@ -170,6 +172,7 @@ def _at_hand(model: ModelFile, word: str) -> Path | None:
 
 
 def _file(name: str, path: Path) -> File:
+    check_utf8(path)
     return File(name=name, facts=file_facts(path), flags=_from_its_card(path))
 
 

@@ -88,6 +88,9 @@ def test_a_matrix_may_be_given_again_and_must_be_of_this_model(calibrated: Calib
     first = read_header(Path(calibrated.made.path))
     data = Path(calibrated.made.path).read_bytes()[first.data_offset :]
     assert Path(again.path).read_bytes().endswith(data)
+    dense = write_tiny(tmp_path / "dense.gguf", width=64, n_layers=2)
+    of_dense = make(asked._replace(model=model_at(dense), out=tmp_path / "d.gguf"), Library(tmp_path), PLENTY, watcher)
+    assert any("tensors that the model has not, such as" in text for text in of_dense.card.warnings)
     other = write_tiny(tmp_path / "other.gguf", width=64, n_layers=2, n_experts=4)
     with pytest.raises(Exception, match="The importance matrix is of another model"):
         make(asked._replace(model=model_at(other), out=tmp_path / "no.gguf"), Library(tmp_path), PLENTY, watcher)

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from laya.modeling import LayaConfig, LayaForCausalLM
 from laya.modeling.export import as_mixtral
 from laya.modeling.gguf_file import write_gguf
+from laya.models.library import Library
 from laya.quantization.evaluate import main
 from laya.quantization.inspection import inspect
 from laya.quantization.likelihood import Subject
@@ -219,7 +220,10 @@ def test_two_models_are_compared_by_api(
         (["--kv", "q7"], "'q7' is not a type of KV cache"),
         (["--reference", "f32"], "--reference f32: no variant of the table; there are f16"),
         (["--tokens", "-1"], "--tokens: expected 0 or more, got -1"),
-        (["--text", "nowhere"], "--text nowhere: no such file"),
+        (["--text", "nowhere"], "--text nowhere: No such file"),
+        (["--text", "/proc/self/exe"], "--text /proc/self/exe: no text"),
+        (["--html", "."], "--html .: a folder"),
+        (["--against", "http://127.0.0.1:9/v1"], "which model? Write it behind a #"),
         (["--set", "nowhere"], "--set nowhere: there is no such file"),
         (["--html", "no/folder/a.html"], "there is no folder"),
     ],
@@ -229,6 +233,23 @@ def test_what_can_be_known_before_is_told_before(
 ) -> None:
     assert main([str(moe), *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_is_told_before(moe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(moe), "--against", "http://127.0.0.1:9/v1#model"]) == 1
+    assert "http://127.0.0.1:9/v1 did not answer" in capsys.readouterr().err
+
+
+def test_what_a_killed_run_left_goes_with_the_next(
+    moe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = Library(tmp_path / "home").scratch_path("eval 1") / "q8_0.gguf"
+    left.parent.mkdir(parents=True)
+    left.write_text("gigabytes")
+    pulled = Library(tmp_path / "home").work_path("a-model")
+    pulled.mkdir()
+    assert evaluated(capsys, moe, "--quant", f"{moe},q8_0", *QUICK)[0] == 0
+    assert list((tmp_path / "home" / "partial").iterdir()) == [pulled]
 
 
 def test_weights_that_cannot_be_compared_are_told(moe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

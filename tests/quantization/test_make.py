@@ -21,7 +21,7 @@ from rich.console import Console
 from laya.cli.main import main
 from laya.cli.quantize import _budget
 from laya.config import Config
-from laya.errors import InsufficientDisk, InsufficientMemory
+from laya.errors import BadModelFile, Conflict, DownloadError, InsufficientDisk, InsufficientMemory
 from laya.memory import Budget, Machine
 from laya.memory.gguf import read_header
 from laya.models.files import model_at
@@ -117,6 +117,11 @@ def test_what_is_wrong_is_told_by_its_name(
         ((source, "--to", "q8_0", "--out", tmp_path / "none" / "a.gguf"), "there is no folder"),
         ((source, "--to", "q8_0", "--calibration", "mixed"), "models are measured on that set"),
         ((source, "--to", "q8_0", "--imatrix", text), "no importance matrix"),
+        ((source, "--to", "q8_0", "--calibration", source), "no text"),
+        ((source, "--to", "q8_0", "--calibration", "pyhton"), "Did you mean 'python'?"),
+        ((source, "--to", "q8_0", "--name", "laya-nano"), "is a name of 'laya-nano' already"),
+        ((source, "--to", "q8_0", "--out", "no-ending"), "--out no-ending: expected a name that ends in .gguf"),
+        ((source, "--to", "q8_0", "--name", "+"), "Say another --name, or --out FILE"),
     ):
         code, out, err = laya("quantize", *words)
         assert code == 2 and said in err and not out, (words, err)
@@ -147,7 +152,12 @@ def _hear_sigint() -> None:
 
 @pytest.mark.parametrize(
     ("point", "number", "is_in_store"),
-    [("half", signal.SIGKILL, True), ("checking", signal.SIGKILL, False), ("half", signal.SIGINT, True)],
+    [
+        ("half", signal.SIGKILL, True),
+        ("checking", signal.SIGKILL, False),
+        ("half", signal.SIGINT, True),
+        ("checking", signal.SIGTERM, False),
+    ],
 )
 def test_an_end_at_any_point_leaves_what_was_there(
     point: str, number: int, is_in_store: bool, source: Path, tmp_path: Path
@@ -157,17 +167,57 @@ def test_an_end_at_any_point_leaves_what_was_there(
     words = [sys.executable, "-c", ENDS, str(source), str(tmp_path / "home"), out, point, str(int(number))]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run(words, env=environ, capture_output=True, check=False, preexec_fn=_hear_sigint)
-    assert ended.returncode == -number, ended.stderr
+    assert ended.returncode == (128 + number if number == signal.SIGTERM else -number), ended.stderr
     assert list(Library(tmp_path / "home").models()) == [] and not (tmp_path / "out" / "moe.gguf").exists()
     assert bool(files_in(tmp_path)) == (number == signal.SIGKILL)
-    asked = Asked(model_at(source), "q4_k_m", out=Path(out) if out else None)
-    made = make(asked, Library(tmp_path / "home"), PLENTY, SILENT)  # clears what was left
+    asked = Asked(model_at(source), "q4_0", out=tmp_path / "out" / "next.gguf" if out else None)
+    made = make(asked, Library(tmp_path / "home"), PLENTY, SILENT)  # clears what was left, of another name too
     assert Path(made.path).stat().st_size == made.card.file_bytes
-    own = "out/moe" if out else "home/models/moe%3Aq4_k_m/"
-    ends = (
-        (".card.json", ".card.md", ".gguf") if out else ("README.md", "card.json", "manifest.json", "moe-q4_k_m.gguf")
-    )
+    own = "out/next" if out else "home/models/moe%3Aq4_0/"
+    ends = (".card.json", ".card.md", ".gguf") if out else ("README.md", "card.json", "manifest.json", "moe-q4_0.gguf")
     assert files_in(tmp_path) == [own + end for end in ends]
+
+
+@pytest.mark.parametrize("is_in_store", [True, False])
+def test_what_came_meanwhile_is_not_replaced(is_in_store: bool, source: Path, tmp_path: Path) -> None:
+    out = None if is_in_store else tmp_path / "moe.gguf"
+    asked, library = Asked(model_at(source), "q4_0", out=out), Library(tmp_path / "home")
+    taken = out or library.folder("moe:q4_0") / "manifest.json"
+
+    def stage(text: str) -> None:
+        if text == "checking":
+            taken.parent.mkdir(parents=True, exist_ok=True)
+            taken.write_text("another's")
+
+    watcher = SimpleNamespace(stage=stage, progress=SILENT.progress, planned=SILENT.planned)
+    with pytest.raises(Conflict, match="is there already"):
+        make(asked, library, PLENTY, watcher)
+    assert files_in(tmp_path) == [str(taken.relative_to(tmp_path))] and taken.read_text() == "another's"
+
+
+def test_two_at_once_make_one(source: Path, tmp_path: Path) -> None:
+    asked, library = Asked(model_at(source), "q4_0"), Library(tmp_path / "home")
+
+    def stage(text: str) -> None:
+        with pytest.raises(DownloadError, match="is being made by another process"):
+            make(asked, library, PLENTY, SILENT)
+
+    made = make(asked, library, PLENTY, SimpleNamespace(stage=stage, progress=SILENT.progress, planned=SILENT.planned))
+    assert made.id == "moe:q4_0" and [model.id for model in library.models()] == ["moe:q4_0"]
+
+
+def test_names_are_text_of_any_script(source: Path, tmp_path: Path) -> None:
+    path, out = tmp_path / "größe ☃.gguf", tmp_path / "雪 ö.gguf"
+    path.symlink_to(source)
+    asked = Asked(model_at(path), "q4_0", out=out)
+    made = make(asked, Library(tmp_path), PLENTY, SILENT)
+    assert out.stat().st_size == made.card.file_bytes
+    assert json.loads(out.with_name("雪 ö.card.json").read_bytes())["file"] == out.name
+    path.rename(bytes_path := tmp_path / os.fsdecode(b"\xff.gguf"))
+    out.unlink()
+    for wrong in (asked._replace(model=model_at(bytes_path)), asked._replace(out=bytes_path)):
+        with pytest.raises(BadModelFile, match="the name is not UTF-8, so it cannot be written down; rename the file"):
+            make(wrong, Library(tmp_path), PLENTY, SILENT)
 
 
 def test_ctrl_c_ends_the_command_with_130(source: Path, tmp_path: Path) -> None:

@@ -180,6 +180,10 @@ def test_split_models_become_one_file_and_broken_ones_are_named(models: dict[str
     renamed.write_bytes(split.read_bytes())
     with pytest.raises(BadModelFile, match="one of 4 parts of a split model"):
         job_of(renamed, "part", Wish("q4_0"))
+    third = next(tmp_path.glob("split-00003-of-*.gguf"))
+    third.write_bytes(next(tmp_path.glob("split-00002-of-*.gguf")).read_bytes())
+    with pytest.raises(BadModelFile, match="its 4 parts are not those of one model, in their order"):
+        job_of(split, "split", Wish("q4_0"))
     bad = tmp_path / "nan.gguf"
     raw = bytearray(models["dense256"].read_bytes())
     header = read_header(models["dense256"])

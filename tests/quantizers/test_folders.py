@@ -222,7 +222,7 @@ def test_ctrl_c_leaves_nothing(source: Path, tmp_path: Path, stage: str) -> None
     out.parent.mkdir()
     words = [sys.executable, "-m", "laya.cli", "quantize", str(source), "--to", "awq", "--out", str(out)]
     child = subprocess.Popen(words, env=environment(tmp_path), start_new_session=True, stderr=subprocess.DEVNULL)
-    part = out.parent / ".nano-awq.part" / "work"
+    part = out.parent / ".nano-awq.laya-part" / "work"
     wanted = part if stage == "reading" else part / "mixtral"
     deadline = time.monotonic() + 200
     while not wanted.exists() and child.poll() is None and time.monotonic() < deadline:
