@@ -1,5 +1,5 @@
 """Owns: what the page asks beside the state: what would fit and why, what there is room for, the last ten minutes, the
-catalogue, lines for clients; and what it does: pin a model, pause them all.
+catalogue, the lines that connect clients; and what it does: pin a model, pause them all.
 
 Answers only; the work is in the modules of the same names.
 """
@@ -14,10 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from laya.connect import names, snippet
 from laya.errors import InvalidRequest
 from laya.gateway.desk import reply, switch
 from laya.gateway.headroom import Headrooms
 from laya.gateway.history import EVERY_S, KEPT_S, History
+from laya.gateway.roles import key_of
 from laya.gateway.trial import try_load
 from laya.gateway.tuning import pin
 from laya.models import entries
@@ -45,6 +47,7 @@ class PageDesk:
             Route("/admin/catalogue", self.catalogue),
             Route("/admin/pause", self.pause, methods=["POST"]),
             Route("/admin/models/{model_id:path}/pin", self.pin, methods=["POST"]),
+            Route("/v1/connect", self.connect),
         ]
 
     async def fit(self, request: Request) -> Response:
@@ -77,6 +80,23 @@ class PageDesk:
 
     def _names(self, model_id: str) -> list[str]:
         return [model_id, *self._fleet.roster.aliases(model_id)]
+
+    async def connect(self, request: Request) -> Response:
+        """The lines for every client: this server as it was reached, `model`, its window, and the key of who asks."""
+        name, key = request.query_params.get("model", ""), key_of(request)
+        roster = self._fleet.roster
+        if key is not None and not key.may_use(name, roster.id_of(name), roster.id_of):
+            raise key.forbidden_model(name)
+        endpoint = self._fleet.find(name)
+        said = request.headers.get("authorization", "").partition(" ")[2] if key is not None else ""
+        window = await self._fleet.window(endpoint)
+        url = f"{request.url.scheme}://{request.url.netloc}"
+        lines = [
+            snippet(client, url, endpoint.model_id, api_key=said or None, context_length=window) for client in names()
+        ]
+        return reply(
+            {"base_url": f"{url}/v1", "context_length": window, "needs_key": key is not None, "clients": lines}
+        )
 
     async def pause(self, request: Request) -> Response:
         """`?on=true`: new requests wait from now on; `?on=false`: they do not any more."""

@@ -5,6 +5,7 @@ import { write } from "./element.js";
 import { Events } from "./events.js";
 import { Experts } from "./experts.js";
 import { Explain } from "./explain.js";
+import { Connect } from "./connect.js";
 import { Curves } from "./curve.js";
 import { Drag } from "./drag.js";
 import { Fit } from "./fit.js";
@@ -39,6 +40,7 @@ const requests = new Requests({
   card: part("requests-card"), list: part("requests"), open: (id) => explain.open(id), changed: () => look(),
 });
 const experts = new Experts({ card: part("experts-card"), box: part("experts"), chat: () => chat.spoken });
+const connect = new Connect(part("connect"));
 const events = new Events(part("events-card"), part("events"));
 let timer = null;
 let isLooking = false;
@@ -107,6 +109,7 @@ function draw(state, requests) {
   drawPause(state.is_paused);
   part("no-models").hidden = state.models.length > 0;
   chat.offer(state.models);
+  connect.offer([...state.models].sort((a, b) => isLoaded(b) - isLoaded(a)));
   logs.draw(state.models);
   experts.offer();
   const loaded = state.models.filter(isLoaded).length;
@@ -132,6 +135,7 @@ async function drawForUser() {
   const [models, asked] = await Promise.all([ask("GET", "/v1/models"), ask("GET", "/v1/requests?ended=6")]);
   show(false);
   chat.offer(models.data.map(({ id, task, loaded }) => ({ id, task, state: loaded ? "ready" : "unloaded" })));
+  connect.offer([...models.data].sort((a, b) => b.loaded - a.loaded));
   requests.draw(asked);
   say(`${asked.data.length} of your ${asked.data.length === 1 ? "request" : "requests"} running`, false);
 }
@@ -180,6 +184,7 @@ part("new-chat").addEventListener("click", () => chat.clear());
 document.addEventListener("visibilitychange", () => document.hidden || look());
 document.addEventListener("keydown", (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && chat.stop());
 part("pause").addEventListener("click", pause);
+part("connect-open").addEventListener("click", () => connect.open());
 listen({
   "/": () => (isUser ? part("message") : part("search")).focus(),
   l: () => models.press("load"),

@@ -22,6 +22,7 @@ export function refusalCard(fault, { model, retry, newChat, isUser = false } = {
   );
   const show = (remedies) => buttons.replaceChildren(...remedies.slice(0, BUTTONS).map((remedy) => makeButton(remedy, card)));
   const given = { model, retry, newChat };
+  buttons.append(element("span", { className: "faint" }, isUser ? "" : "Asking what would fit …"));
   if (isUser) show(simple(fault, given));
   else remedies(fault, given).then(show, () => show(simple(fault, given)));
   return card;
