@@ -13,6 +13,7 @@ import { listen } from "./keys.js";
 import { Ledger } from "./ledger.js";
 import { Logs } from "./logs.js";
 import { isLoaded, Models } from "./models.js";
+import { drawPeers } from "./peers.js";
 import { setRemedies } from "./refusal.js";
 import { Requests } from "./requests.js";
 import { ask, forgetKey, hasKey, useKey } from "./server.js";
@@ -105,6 +106,7 @@ function draw(state, requests) {
   show(true);
   write(part("version"), state.version);
   ledger.draw(state);
+  drawPeers(part("peers"), state.peers);
   models.draw(state, requests);
   drawPause(state.is_paused);
   part("no-models").hidden = state.models.length > 0;
