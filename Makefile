@@ -11,7 +11,7 @@ SDK_JS := build/sdk_js
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile what it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-vllm test-quant test-chaos test-guard-vm browser lint format bench bench-peers sdk-js test-router test-native-sanitize clean
+.PHONY: help setup serve test test-vllm test-quant test-chaos test-guard-vm browser lint docs format bench bench-peers sdk-js test-router test-native-sanitize clean
 
 help:            ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,10 @@ lint: $(VENV)/.laya-dev   ## ruff, mypy, and who may import whom
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+docs: $(VENV)/.laya-docs   ## the docs as a site: build/docs/index.html; a warning is an error
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/docs
+	@echo " docs          build/docs/index.html"
+
 format: $(VENV)/.laya-dev
 	@$(BIN)/ruff check --fix --select I,W,F401 .
 	@$(BIN)/ruff format laya/gateway laya/metrics.py
@@ -106,4 +110,8 @@ $(VENV)/.laya: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
 
 $(VENV)/.laya-dev: $(VENV)/.laya
 	@$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.laya-docs: $(VENV)/.laya
+	@$(PIP) -e '.[docs]'
 	@touch $@
