@@ -203,7 +203,11 @@ def test_anchors_and_merge_keys_work() -> None:
         ("defaults: {temperature: 3}", "config.yaml:1: defaults.temperature: expected a number >= 0 and <= 2, got 3"),
         ("max_seq_len: 64\nmax_seq_len: 32", "config.yaml:2: max_seq_len is here twice, first in line 1"),
         ("models: {1: {}}", "config.yaml:1: the key 1 is not text: write it in quotes"),
-        ("version: 2", "config.yaml:1: version: 2: this Laya reads version: 1"),
+        (
+            "version: 2",
+            "config.yaml:1: version: 2: this Laya reads version: 1. "
+            "The file was written for a newer Laya: update this one, or write the file in version 1",
+        ),
         ("ttl: soon", "config.yaml:1: ttl: 'soon' is not a time: write seconds, or for example 5m or 1h; -1 is never"),
         ("memory: {budget: 16}",
          "config.yaml:1: memory.budget: 16 is 16 bytes, less than any model: write a unit, such as 16GiB"),

@@ -1,4 +1,4 @@
-"""Owns: `laya config`: check, show, example, schema, hash-key. Knows no server.
+"""Owns: `laya config`: check, show, example, schema, hash-key, migrate. Knows no server.
 
 Results go to stdout as plain text, so that they can be piped into a file; faults are raised.
 """
@@ -16,6 +16,7 @@ import typer
 import yaml
 
 from laya.cli.kept_keys import n_kept_keys
+from laya.cli.migrate import migrate
 from laya.cli.output import printable
 from laya.config.check_routing import targets
 from laya.config.document import Document, KeyPath, dotted, read_document
@@ -90,6 +91,15 @@ def example() -> None:
 def schema() -> None:
     """Print the JSON schema of config.yaml."""
     print(json.dumps(json_schema(), indent=2))
+
+
+@config_app.command("migrate")
+def migrate_command(
+    file: File = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the new file, write nothing.")] = False,
+) -> None:
+    """Bring the configuration to the newest version of its form; the file as it was stays beside it."""
+    migrate(file, dry_run=dry_run)
 
 
 @config_app.command("hash-key")

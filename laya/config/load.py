@@ -14,6 +14,7 @@ from msgspec import UNSET
 from laya.config.checks import check_config, check_settings
 from laya.config.convert import to_struct
 from laya.config.document import Document, KeyPath, read_document
+from laya.config.migrate import check_version
 from laya.config.peers import PeerConfig
 from laya.config.places import config_path
 from laya.config.schema import Config, ModelConfig
@@ -34,11 +35,7 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
 
 def config_from(document: Document) -> Config:
     """The checked configuration in a document; relative paths in it start from its folder."""
-    version = document.data.get("version", 1)
-    if version != 1 or isinstance(version, bool):
-        raise document.error(
-            ("version",), f"version: {document.value(('version',), version)}: this Laya reads version: 1"
-        )
+    check_version(document)
     config = to_struct(Config, document)
     check_config(config, document)
     config = _with_files(config, document, ())
