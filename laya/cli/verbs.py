@@ -41,6 +41,7 @@ VERBS = {
     "drain": Verb("drain", "drain", is_more=True),
     "reload": Verb("reload", "reload", is_more=True),
     "connect": Verb("connect", "connect", is_more=True),
+    "top": Verb("top", "top", is_more=True),
     "usage": Verb("usage", "usage", is_more=True),
     "doctor": Verb("doctor", "doctor"),
     "smoke": Verb("smoke", "smoke", is_more=True),
