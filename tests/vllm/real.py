@@ -16,16 +16,16 @@ MODELS = ROOT / "build" / "vllm-models"
 MAKE = ROOT / "tests" / "vllm" / "make_models.py"
 # Compiling would take a start from 40 s to over 100, and change nothing of what is tested. With more threads than one,
 # each program beside it slows it down many times.
-COMPACT = "{structured-outputs-config: {backend: xgrammar, disable_any_whitespace: true}}"  # chance would never end
+COMPACT = "structured-outputs-config: {backend: xgrammar, disable_any_whitespace: true}"  # chance would never end
 CONFIG = """
 load_timeout_s: 600
 queue_timeout_s: 600
 n_threads: 1
 models:
   dense: {{engine: vllm, engine_path: "{vllm}", source: "{models}/dense", enforce_eager: true,
-    max_num_seqs: 2, max_seq_len: 4096, args: {compact}}}
+    max_num_seqs: 2, max_seq_len: 4096, args: {{{compact}}}}}
   moe: {{engine: vllm, engine_path: "{vllm}", source: "{models}/moe", enforce_eager: true,
-    max_num_seqs: 4, max_seq_len: 1024, args: {{dtype: float32}}}}
+    max_num_seqs: 4, max_seq_len: 1024, args: {{dtype: float32, {compact}}}}}
   laya: {{engine: vllm, engine_path: "{vllm}", source: "{models}/laya", enforce_eager: true,
     max_num_seqs: 2, max_seq_len: 1024, args: {{dtype: float32}}}}
   awq: {{engine: vllm, engine_path: "{vllm}", source: "{models}/awq", enforce_eager: true,
