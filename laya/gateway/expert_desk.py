@@ -24,8 +24,8 @@ class ExpertDesk:
 
     async def measure(self, request: Request) -> Response:
         """Computes the text once more beside the engine; a client that leaves ends that."""
-        endpoint = self._fleet.find(request.path_params["model_id"])
         documents = documents_in(await small_body(request))
+        endpoint = self._fleet.find(request.path_params["model_id"])
 
         async def is_wanted() -> bool:
             return not await request.is_disconnected()

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -147,18 +147,15 @@ def documents_in(body: bytes) -> list[Document]:
         asked = msgspec.json.decode(body, type=AskedExperts)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not what is expected here: {error}", param="documents") from None
-    documents = [Document(each.topic, each.text) for each in asked.documents if each.text.strip()]
-    if not documents:
-        raise InvalidRequest("'documents' have no text to measure.", param="documents")
-    return documents
+    return [Document(each.topic, each.text) for each in asked.documents]
 
 
 class AskedText(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
-    text: str
+    text: Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class AskedExperts(msgspec.Struct, forbid_unknown_fields=True):
     """Texts by topic, each a conversation's side or anything else."""
 
-    documents: list[AskedText]
+    documents: Annotated[list[AskedText], msgspec.Meta(min_length=1)]

@@ -211,6 +211,8 @@ def test_heat_map_shows_which_experts_the_chat_uses(boss: Any) -> None:
     assert len(even) == sum(10 <= share <= 15 for row in cells for share in row)
     card = boss.get_by_role("region", name="Experts")
     assert "10-15 %: even" in card.inner_text() and f"{MODEL}: " in card.inner_text()
+    boss.set_viewport_size({"width": 390, "height": 800})
+    assert boss.evaluate("document.documentElement.scrollWidth") <= 390
     before = heat.inner_text()
     card.get_by_label("Which words").select_option("you")
     assert heat.inner_text() != before
