@@ -141,10 +141,17 @@ def _rounded(tokens: int) -> int:
 
 
 def _said(device: DeviceGauge, model: str | None, tokens: int | None, tokens_of: str | None) -> Headroom:
-    counted = None if tokens is None else f"{tokens // 1000}k tokens" if tokens >= 1000 else f"{tokens} tokens"
+    counted = None if tokens is None else f"{_short(tokens)} tokens"
     room = " or ".join(filter(None, (model, counted and f"{counted} more")))
     held, most = size_text(device.reserved_bytes), size_text(device.budget_bytes)
     if held.split()[-1] == most.split()[-1]:  # "14.2 of 22.4 GiB"
         held = held.split()[0]
     sentence = f"{held} of {most}. " + (f"Room for {room}." if room else "No room for another model.")
     return Headroom(device=device.device, sentence=sentence, model=model, tokens=tokens, tokens_of=tokens_of)
+
+
+def _short(tokens: int) -> str:
+    """`900`, `46k`, `2.5M`."""
+    if tokens >= 1_000_000:
+        return f"{tokens / 1_000_000:.1f}M"
+    return f"{tokens // 1000}k" if tokens >= 1000 else str(tokens)
