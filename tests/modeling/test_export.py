@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -66,6 +67,10 @@ def test_mixtral_form_is_the_torch_model(folder: Path, tmp_path: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "mixtral")
     assert type(loaded).__name__ == "MixtralForCausalLM" and (tmp_path / "mixtral" / "tokenizer.json").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["mixtral"]
+    with safe_open(tmp_path / "mixtral" / "model.safetensors", framework="pt") as file:
+        kinds = {name: file.get_slice(name).get_dtype() for name in list(file.keys())}
+    assert {kind for name, kind in kinds.items() if "gate.weight" in name} <= {"F32", "F16", "BF16"}
+    assert sum(name.endswith("gate.weight") for name in kinds) == 2
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,25 @@ def test_every_byte_is_llama_cpps(name: str, kind: str, models: dict[str, Path],
             assert tensor.type_name in FULL, tensor.name
 
 
+def test_a_router_has_16_bits_in_every_kind_of_file(models: dict[str, Path], tmp_path: Path) -> None:
+    """Read by another program, of sources in 16 and in 32 bits, with the smallest types asked for all else."""
+    out, wanted = tmp_path / "out.gguf", {"embeddings": type_named("q2_k"), "head": type_named("q4_0")}
+    for source in (
+        models["moe4"],
+        write_tiny(tmp_path / "f32.gguf", n_layers=1, n_experts=4, tied=False, kind=np.float32),
+    ):
+        for kind in FILE_KINDS:
+            if source == models["moe4"] and kind == "f16":
+                continue  # it is that
+            quantized(source, out, kind, **wanted)
+            routers = [tensor for tensor in gguf.GGUFReader(out).tensors if "ffn_gate_inp" in tensor.name]
+            assert routers, kind
+            for tensor in routers:
+                assert tensor.tensor_type.name in FULL, (kind, tensor.name)
+                before = next(each for each in gguf.GGUFReader(source).tensors if each.name == tensor.name)
+                assert (tensor.data == before.data).all(), (kind, tensor.name)
+
+
 def test_another_implementation_reads_the_same_numbers(models: dict[str, Path], tmp_path: Path) -> None:
     quantized(models["moe4"], tmp_path / "out.gguf", "q8_0")
     ours = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
