@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c lock.txt
 NATIVE := CMakeLists.txt $(wildcard csrc/*)
 MODEL  ?= smollm2
 ARGS   ?=
@@ -11,7 +11,7 @@ SDK_JS := build/sdk_js
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile what it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-vllm test-quant test-chaos test-guard-vm browser lint docs format bench bench-peers sdk-js test-router test-native-sanitize clean
+.PHONY: help setup serve test test-vllm test-quant test-chaos test-guard-vm browser lint lock check-lock audit test-packaging docs format bench bench-peers sdk-js test-router test-native-sanitize clean
 
 help:            ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,27 @@ docs: $(VENV)/.laya-docs   ## the docs as a site: build/docs/index.html; a warni
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/docs
 	@echo " docs          build/docs/index.html"
 
+lock: $(VENV)/bin/python   ## lock.txt anew: the version of every package that the tests install (some minutes)
+	@$(BIN)/python scripts/lock
+
+check-lock: $(VENV)/bin/python   ## whether pip would install anything that lock.txt does not pin
+	@$(BIN)/python scripts/lock --check
+
+audit: build/packaging/.installed   ## known vulnerabilities of what lock.txt names (asks PyPI's database, so it needs the network)
+	@build/packaging/bin/pip-audit --progress-spinner off --disable-pip --no-deps -r lock.txt
+
+test-packaging: $(VENV)/.laya-dev build/packaging/.installed   ## the wheel from outside, manifests by their schemas, promtool, Dockerfile
+	@$(BIN)/python -m pytest tests/packaging tests/packages -rs -p no:cacheprovider $(ARGS)
+	@scripts/check_dockerfile cpu
+
+build/packaging/.installed: constraints.txt
+	@$(PYTHON) -m venv build/packaging
+	@build/packaging/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  build pip-audit check-jsonschema kubernetes-validate
+	@command -v promtool > /dev/null || { cd build/packaging && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb prometheus; } \
+	  || echo " promtool      could not be fetched: apt install prometheus"
+	@touch $@
+
 format: $(VENV)/.laya-dev
 	@$(BIN)/ruff check --fix --select I,W,F401 .
 	@$(BIN)/ruff format laya/gateway laya/metrics.py
@@ -103,7 +124,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Laya needs Python 3.10 or newer"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.laya: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
+$(VENV)/.laya: $(VENV)/bin/python pyproject.toml constraints.txt lock.txt $(NATIVE)
 	@echo " environment   $(VENV): installing (the first time takes about half a minute)"
 	@$(PIP) -e .
 	@touch $@

@@ -1,4 +1,4 @@
-"""The wheel, built as for others: what is in it, and that it serves from an environment of its own, outside the tree."""
+"""The wheel as it is built for others: what is in it, and that it serves from an environment of its own."""
 
 from __future__ import annotations
 
