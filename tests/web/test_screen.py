@@ -190,10 +190,10 @@ def test_keys_unload_and_pause(screen: Any, server: Any) -> None:
     screen.keyboard.press("u")
     row(screen, "giant").locator(".state.unloaded").wait_for()
     screen.keyboard.press("p")
-    screen.get_by_text("All models are paused").wait_for()
+    screen.locator("#paused").wait_for()
     assert ask(server, "/admin/state")["is_paused"] is True
     screen.get_by_role("button", name="Resume all").click()
-    screen.get_by_text("All models are paused").wait_for(state="hidden")
+    screen.locator("#paused").wait_for(state="hidden")
     assert ask(server, "/admin/state")["is_paused"] is False
 
 
@@ -202,7 +202,7 @@ def test_contrast_is_enough_in_both_schemes(screen: Any, scheme: str) -> None:
     """WCAG AA, of the colours that are really there, with the fit and the catalogue open."""
     screen.emulate_media(color_scheme=scheme)
     screen.get_by_role("button", name="Fit giant").click()
-    screen.locator(".ghost.too-big").wait_for()
+    screen.locator(".ghost.fits, .ghost.too-big").wait_for()
     screen.wait_for_timeout(500)  # what changes its colour slowly
     found = screen.evaluate(CONTRAST)
     screen.keyboard.press("Escape")
@@ -228,7 +228,7 @@ def test_connect_has_the_lines_of_eight_clients_with_url_key_and_window(screen: 
         lines = snippet(client, server.url, "giant", api_key=ADMIN, context_length=_window(server, "giant"))
         dialog.get_by_role("button", name=lines.title, exact=True).click()
         dialog.get_by_text(lines.where).wait_for()
-        assert text.inner_text() == lines.text.replace(ADMIN, "••••••••")
+        assert text.text_content() == lines.text.replace(ADMIN, "••••••••")
     dialog.get_by_label("show the key").check()
     assert ADMIN in text.inner_text()
     screen.keyboard.press("Escape")
