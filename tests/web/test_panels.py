@@ -208,7 +208,8 @@ def test_heat_map_shows_which_experts_the_chat_uses(boss: Any) -> None:
     assert [sum(row) for row in cells] == pytest.approx([100] * 4, abs=0.5)
     even = heat.locator("td.even").all_inner_texts()
     assert all(10 <= float(text) <= 15 for text in even)
-    assert len(even) == sum(10 <= share <= 15 for row in cells for share in row)
+    shares = [share for row in cells for share in row]  # as they are shown: rounded
+    assert sum(10 < share < 15 for share in shares) <= len(even) <= sum(10 <= share <= 15 for share in shares)
     card = boss.get_by_role("region", name="Experts")
     assert "10-15 %: even" in card.inner_text() and f"{MODEL}: " in card.inner_text()
     boss.set_viewport_size({"width": 390, "height": 800})
