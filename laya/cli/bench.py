@@ -17,6 +17,7 @@ BENCHES = {
     "memory": "planned bytes against the measured peak of real engines",
     "prefix": "prompt tokens computed again in conversations over several engines, by policy",
     "rates": "what this machine computes and reads in a second, by the engine's own kernels",
+    "report": "the figures of the two articles, measured again here, as one page with plots",
     "router": "what one routing decision costs",
     "soak": "everything at once for a long time, and whether anything is left of it",
 }
