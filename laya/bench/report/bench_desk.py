@@ -75,7 +75,7 @@ class Desk:
         """How many of these tests passed. Raises NotRun where none did, with why it was left out or what failed."""
         for node in nodes:
             self.need(node.partition("::")[0])
-        words = ("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *nodes)
+        words = ("-m", "pytest", "-rs", "-p", "no:cacheprovider", *nodes)
         said = self._once((sys.executable, *words), f"python {shlex.join(words)}")
         passed = re.search(r"(\d+) passed", said.out)
         skipped = _SKIP.search(said.out)
