@@ -25,9 +25,10 @@ FROM build AS build-cuda
 ARG CUDA_TOOLKIT=12.8
 RUN LAYA_HOME=/opt/engines /opt/laya/bin/laya engines install cuda --no-check --toolkit ${CUDA_TOOLKIT}
 
+# libgomp1: llama.cpp's wheel computes with it and does not bring it.
 FROM debian:${DEBIAN}-slim AS cpu
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends ca-certificates python3 \
+ && apt-get install --yes --no-install-recommends ca-certificates libgomp1 python3 \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --system --uid 10001 --user-group --home-dir /var/lib/laya --shell /usr/sbin/nologin laya \
  && install -d -o laya -g laya -m 750 /var/lib/laya

@@ -8,10 +8,11 @@ MODEL  ?= smollm2
 ARGS   ?=
 WORKERS ?= 0
 SDK_JS := build/sdk_js
+CLIENTS := build/clients
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile what it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-vllm test-quant test-chaos test-guard-vm browser lint lock check-lock audit test-packaging docs format bench bench-peers sdk-js test-router test-native-sanitize clean
+.PHONY: help setup serve test test-vllm test-quant test-clients test-chaos test-guard-vm browser lint lock check-lock audit test-packaging docs format bench bench-peers sdk-js test-router test-native-sanitize clean
 
 help:            ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +57,19 @@ test-quant: $(VENV)/.laya-dev   ## AWQ and GPTQ folders by AutoRound, installed 
 	  $(BIN)/python -m pytest tests/quantizers -o timeout=900 -rs -p no:cacheprovider $(ARGS); \
 	else echo "NOT RUN: AutoRound could not be installed here, so laya quantize --to awq|gptq was not tested"; fi
 
+test-clients: $(VENV)/.laya-dev   ## programs of others against a real server: LangChain, LlamaIndex, LiteLLM, llm, Jupyter, Continue's parser
+	@if $(MAKE) -s $(CLIENTS)/.installed; then \
+	  $(BIN)/python -m pytest tests/clients -o timeout=600 -rs -p no:cacheprovider $(ARGS); \
+	else echo "NOT RUN: the clients could not be installed here, so examples/ and the lines of laya connect were not tested"; fi
+
+$(CLIENTS)/.installed: constraints.txt tests/clients/package.json tests/clients/package-lock.json tests/clients/.npmrc
+	@$(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  langchain-openai llama-index-llms-openai-like litellm llm nbclient ipykernel
+	@cp $(filter tests/%,$^) $(CLIENTS)
+	@cd $(CLIENTS) && { npm ci --silent || echo " test-clients  no npm here or no network: Continue's parser is NOT tested"; }
+	@touch $@
+
 test-guard-vm: $(VENV)/.laya-dev   ## the guard with cgroup v2 and systemd, in a QEMU guest (ACCEL=tcg where KVM does not work)
 	@tests/vm/run
 
@@ -75,7 +89,7 @@ check-lock: $(VENV)/bin/python   ## whether pip would install anything that lock
 	@$(BIN)/python scripts/lock --check
 
 audit: build/packaging/.installed   ## known vulnerabilities of what lock.txt names (asks PyPI's database, so it needs the network)
-	@build/packaging/bin/pip-audit --progress-spinner off --disable-pip --no-deps -r lock.txt
+	@build/packaging/bin/pip-audit --strict --progress-spinner off --disable-pip --no-deps -r lock.txt
 
 test-packaging: $(VENV)/.laya-dev build/packaging/.installed   ## the wheel from outside, manifests by their schemas, promtool, Dockerfile
 	@$(BIN)/python -m pytest tests/packaging tests/packages -rs -p no:cacheprovider $(ARGS)
