@@ -105,7 +105,8 @@ function slicesOf(device, state, leaving, tried) {
     const model = models.get(engine) ?? models.get(engine.replace(/#\d+'*$/, ""));
     const plan = model?.plan?.devices.find((planned) => planned.device === device.device);
     const isLeaving = leaving.has(model?.id ?? engine) || (tried != null && model?.id === tried);
-    return { engine, promised, measured: model && !model.pid && device.device === "cpu" ? 0 : measured, plan, isLeaving };
+    const live = device.device === "cpu" && model ? liveBytes(model, engine) : measured; // of RAM it is known as of now
+    return { engine, promised, measured: live, plan, isLeaving };
   });
   held.sort((a, b) => a.isLeaving - b.isLeaving);
   for (const { engine, promised, measured, plan, isLeaving } of held) {
@@ -116,6 +117,12 @@ function slicesOf(device, state, leaving, tried) {
     slices.push({ id: `${engine} promised`, kind: "promised", bytes: rest, about, name: rest > measured ? engine : "", isLeaving });
   }
   return slices;
+}
+
+/** What one engine of a model holds of RAM; 0 where it has none. */
+function liveBytes(model, engine) {
+  const one = model.extra?.replicas?.find((replica) => replica.name === engine) ?? model;
+  return one.pid ? one.measured_bytes ?? 0 : 0;
 }
 
 /** Where the model would lie: from the end of what stays. What goes past the ceiling is cut at the bar's end. */
