@@ -41,6 +41,9 @@ def measured(claims: Sequence[Claim], desk: Desk, console: Console) -> list[Row]
             finding = claim.measure(desk)
         except NotRun as reason:
             finding = Finding(verdict="not run", here=str(reason))
+        except (LookupError, StopIteration, TypeError) as error:  # one row's bench must not cost the others' minutes
+            lacks = f"{type(error).__name__}: {error}"
+            finding = Finding(verdict="not run", here=f"what measures it lacks the figure ({lacks})")
         rows.append(Row(claim, finding, time.monotonic() - start_s))
         verdict = f"[{COLOURS[finding.verdict]}]{finding.verdict:8}[/]"
         console.print(f" {claim.id:4} {verdict} {escape(finding.here)}", soft_wrap=True)
