@@ -20,7 +20,7 @@ model = ChatOpenAI(
     base_url=os.environ.get("LAYA_URL", "http://127.0.0.1:8000") + "/v1",
     model=os.environ.get("LAYA_MODEL", "smollm2"),
     api_key=os.environ.get("LAYA_API_KEY", "none"),
-    max_tokens=64,
+    max_tokens=256,
     temperature=0,
 )
 
