@@ -54,14 +54,15 @@ class Gate {
         call();
     }
 
-    // One token's results in one block: logits, weights, ids. Fewer addresses to hand over, which is what such a call costs.
+    // One token's results in one block: logits, weights, ids, each from a multiple of 16 bytes on, as what torch.compile
+    // makes expects of an op's results. Fewer addresses to hand over, which is what such a call costs.
     void run_one(std::uintptr_t x, bool is_bfloat16, std::uintptr_t weight, std::size_t hidden, std::uintptr_t logit_bias,
                  std::uintptr_t choice_bias, std::uintptr_t expert_scale, std::uintptr_t block) const {
         float* logits = floats(block);
-        float* weights = logits + rule_.n_experts;
+        float* weights = logits + padded(rule_.n_experts);
         laya::gate(with(logit_bias, choice_bias, expert_scale), reinterpret_cast<const void*>(x),
                    is_bfloat16 ? laya::GateInput::BFLOAT16 : laya::GateInput::FLOAT32, floats(weight), 1, hidden, 1, logits,
-                   weights, reinterpret_cast<std::int32_t*>(weights + rule_.top_k));
+                   weights, reinterpret_cast<std::int32_t*>(weights + padded(rule_.top_k)));
     }
 
     void select(std::uintptr_t logits, std::size_t n_tokens, std::uintptr_t choice_bias, std::uintptr_t expert_scale,
@@ -71,6 +72,8 @@ class Gate {
     }
 
   private:
+    static std::size_t padded(std::size_t n_floats) { return (n_floats + 3) / 4 * 4; }
+
     static float* floats(std::uintptr_t address) { return reinterpret_cast<float*>(address); }
 
     laya::GateRule with(std::uintptr_t logit_bias, std::uintptr_t choice_bias, std::uintptr_t expert_scale) const {

@@ -139,6 +139,17 @@ def test_results_of_one_token_are_its_callers_own() -> None:
     assert scale.grad == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("n_experts", "top_k"), [(8, 2), (7, 3), (5, 1), (64, 6)])
+def test_results_of_one_token_lie_where_compiled_code_expects_them(n_experts: int, top_k: int) -> None:
+    """torch.compile's code ends on a result of an op that does not begin at a multiple of 16 bytes."""
+    rule, weight, x = GateRule(n_experts=n_experts, top_k=top_k), torch.randn(n_experts, 32), torch.randn(5, 1, 32)
+    wanted = cpu.gate_rows(x[:, 0], weight, rule)
+    for token, *rows in zip(x, *wanted, strict=True):
+        for got, row in zip(cpu.gate_op(token, weight, rule), rows, strict=True):
+            assert got.data_ptr() % 16 == 0
+            torch.testing.assert_close(got[0], row)
+
+
 def test_every_kind_of_instructions_gives_the_same_choice() -> None:
     x, weight, rule = torch.randn(20, 300), torch.randn(8, 300), GateRule(n_experts=8, top_k=2)
     best = gate_instructions()

@@ -28,6 +28,11 @@ _is_inference = torch.is_inference_mode_enabled
 _Outputs = tuple[Tensor, Tensor, Tensor]
 
 
+def _padded(n_values: int) -> int:
+    """To 16 bytes, from a multiple of which compiled code expects the results of an op to begin."""
+    return -(-n_values // 4) * 4
+
+
 class _FreshRows:
     """Results of one token, made many at a time: making three tensors takes as long as choosing the experts."""
 
@@ -40,12 +45,14 @@ class _FreshRows:
     def make(self) -> tuple[_Outputs, int]:
         """((logits, weights, ids), where they begin): of nobody else, now or later. More are `left`."""
         n_experts, top_k = self._sizes
-        width = n_experts + 2 * top_k
+        weights_at = _padded(n_experts)
+        ids_at = weights_at + _padded(top_k)
+        width = ids_at + _padded(top_k)
         block = torch.empty(self.N_AT_A_TIME, width, dtype=torch.float32)
         parts = (
             block[:, :n_experts],
-            block[:, n_experts : n_experts + top_k],
-            block.view(torch.int32)[:, n_experts + top_k :],
+            block[:, weights_at : weights_at + top_k],
+            block.view(torch.int32)[:, ids_at : ids_at + top_k],
         )
         # "unsafe": they are no views of a block that somebody could write to
         rows = zip(*(part.unsafe_split_with_sizes([1] * self.N_AT_A_TIME) for part in parts), strict=True)
