@@ -36,8 +36,8 @@ autodoc_typehints = "signature"
 
 
 def setup(app: Sphinx) -> None:
-    """Pages of the repository's root are not of the site: their links become their names."""
-    outside = re.compile(r"\[([^\]]*)\]\(\.\./([\w.-]+\.md)(#[^)\s]*)?\)")
+    """Pages outside of docs/ are not of the site: their links become their names."""
+    outside = re.compile(r"\[([^\]]*)\]\(\.\./([\w./-]+\.md)(#[^)\s]*)?\)")
 
     def name_them(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = outside.sub(r"\1 (`\2`)", source[0])
