@@ -182,7 +182,8 @@ def _variant(
     found = measured.likelihood.get(row.name)
     flags = []
     if kv is None:
-        flags = [*file.flags, *inspect(file.facts.path, reference.facts.path)]
+        is_unpacked = file.facts.packed_as is not None
+        flags = [*file.flags, *inspect(file.facts.path, reference.facts.path, is_unpacked=is_unpacked)]
     if found is not None:
         kv_bits = kv and 8 * kv_cache_type(kv).block_bytes / kv_cache_type(kv).block
         flags += flags_of(found, limit_of(file.facts.main_bits, kv_bits or None))

@@ -23,6 +23,8 @@ from laya.models.files import shard_paths
 ROUTERS = re.compile(r"ffn_gate_inp(_shexp)?\.weight$|ffn_gate_inp\.bias$|exp_probs_b(\.bias)?$")
 _NORMS = re.compile(r"norm\.weight$")
 _EXPERTS = re.compile(r"_exps\.(weight|bias)$")
+_BLOCK_MATRICES = re.compile(r"^blk\.\d+\.(attn_(q|k|v|output)|ffn_(gate|up|down)(_exps)?)\.weight$")
+_PACKED_BITS = 4
 _WIDE = frozenset({"F32", "F16", "BF16", "F64"})
 ROWS_COMPARED = 256  # of a tensor, or of one expert of it
 _MOST_SHOWN = 6  # flags of one kind; the rest is counted
@@ -98,8 +100,11 @@ def file_facts(path: Path) -> FileFacts:
     )
 
 
-def inspect(path: Path, reference: Path | None = None) -> list[Flag]:
-    """Flags of one file; its weights are held to the reference's where one is given."""
+def inspect(path: Path, reference: Path | None = None, *, is_unpacked: bool = False) -> list[Flag]:
+    """Flags of one file; its weights are held to the reference's where one is given.
+
+    is_unpacked: the matrices of its blocks are what a folder's 4-bit weights stand for, in a type that is wider.
+    """
     theirs = dict(_tensors(reference)) if reference is not None and reference != path else {}
     flags: list[Flag] = []
     off: list[Flag] = []
@@ -112,7 +117,9 @@ def inspect(path: Path, reference: Path | None = None) -> list[Flag]:
             flags.append(Flag(what=f"{name} is {kind}: norms stay at 16 bits or more"))
         if len(tensor.shape) > 1 or kind in _WIDE:
             try:
-                off += _weights_off(name, header, tensor, theirs.get(name))
+                was_packed = is_unpacked and _BLOCK_MATRICES.match(name) is not None
+                most = _most_error_of(_PACKED_BITS) if was_packed else most_error(kind)
+                off += _weights_off(name, header, tensor, theirs.get(name), most)
             except _UnreadType as error:
                 unread[str(error)] = unread.get(str(error), 0) + 1
     flags += _split_experts(path)
@@ -135,7 +142,11 @@ def most_error(kind: str) -> float:
     block, block_bytes = gguf.GGML_QUANT_SIZES[ggml_type]
     if kind in _WIDE:
         return 0.01
-    return float(2.0 ** (1.6 - int(8 * block_bytes / block)))
+    return _most_error_of(int(8 * block_bytes / block))
+
+
+def _most_error_of(n_bits: int) -> float:
+    return float(2.0 ** (1.6 - n_bits))
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, tuple[GgufHeader, TensorInfo]]]:
@@ -146,7 +157,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, tuple[GgufHeader, TensorInfo]]]:
 
 
 def _weights_off(
-    name: str, header: GgufHeader, tensor: TensorInfo, reference: tuple[GgufHeader, TensorInfo] | None
+    name: str, header: GgufHeader, tensor: TensorInfo, reference: tuple[GgufHeader, TensorInfo] | None, most: float
 ) -> list[Flag]:
     is_experts = _EXPERTS.search(name) is not None and len(tensor.shape) > 1
     n_parts = tensor.shape[-1] if is_experts else 1
@@ -165,7 +176,7 @@ def _weights_off(
             found.append(Flag(what=f"{where} is all zero"))
         elif theirs is not None and (size := float(np.sqrt(np.mean(theirs**2)))) > 0:
             error = float(np.sqrt(np.mean((ours - theirs) ** 2))) / size
-            if error > (most := most_error(tensor.type_name)):
+            if error > most:
                 told = f"{where} ({tensor.type_name}) is {error:.1%} off the reference; at most {most:.1%} is usual"
                 found.append(Flag(what=told))
     return found

@@ -119,6 +119,19 @@ def test_tensors_that_hold_no_numbers_are_told(moe: Path, tmp_path: Path) -> Non
     assert inspect(moe) == []
 
 
+def test_unpacked_weights_are_as_far_off_as_four_bits_are(moe: Path, tmp_path: Path) -> None:
+    """Those of a block's matrices; a router was never packed."""
+
+    def nudged(name: str, data: Any) -> tuple[Any, None]:
+        return (data * np.float32(1.1) if name in ("blk.0.ffn_up_exps.weight", router) else data), None
+
+    router = "blk.1.ffn_gate_inp.weight"
+    path = changed(moe, tmp_path / "unpacked.gguf", nudged)
+    assert len(inspect(path, moe)) > 1
+    (flag,) = inspect(path, moe, is_unpacked=True)
+    assert flag.what.startswith(f"{router} (F32) is 10.0% off the reference"), flag
+
+
 def test_figures_are_those_of_transformers(tmp_path: Path) -> None:
     text = mixed_text("mixed")[:3000]
     tokenizer = Tokenizer(models.BPE())

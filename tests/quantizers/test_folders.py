@@ -126,7 +126,8 @@ def test_a_row_of_laya_eval_is_what_the_folder_computes(source: Path, made: tupl
         assert torch.allclose(as_laya(loaded)(input_ids=ids).logits, loaded(input_ids=ids).logits, atol=1e-4)
     assert whole["memory"] is not None and packed["memory"] is None  # nothing here runs the folder
     assert packed["file_bytes"] == told["card"]["file_bytes"] and 4 < packed["bits"] < 16
-    assert any(kind.upper() in flag["what"] and not flag["is_broken"] for flag in packed["flags"])
+    assert any(kind.upper() in flag["what"] for flag in packed["flags"])
+    assert not [flag for flag in packed["flags"] if flag["is_broken"]]  # 4 bits are as far off as 4 bits are
 
 
 def test_rounding_that_is_tuned_on_a_text_loses_less(tmp_path: Path) -> None:
