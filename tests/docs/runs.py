@@ -71,6 +71,7 @@ ELSEWHERE: dict[str, str] = {
     "laya quantize mine:f16": "tests/quantization/test_calibrate.py",
     "laya quantize ./mine --to": "tests/quantizers/test_folders.py",
     "laya eval smollm2": "tests/quantization/test_eval.py",
+    "laya eval runs/nano/model": "tests/quantizers/test_folders.py",
     "laya plan qwen3-8b --quantization auto": "tests/gateway/test_variants.py",
     "laya serve qwen3-8b --quantization auto": "tests/gateway/test_variants.py",
     "laya route explain --model auto": "tests/cli/test_route.py",
