@@ -262,7 +262,7 @@ async def test_engine_over_its_plan_makes_the_next_plan_of_its_kind_larger(
         assert any("up to 5%" in note for note in plan.notes) == (share > 0)
     await world.close()
     again = World(tmp_path, world.needs, total_bytes=4000 << 20)
-    correction = again.fleet.loading._corrections.of(world.endpoint("la").settings, Path("la"))
+    correction = again.fleet.loading.corrections.of(world.endpoint("la").settings, Path("la"))
     assert correction.share == pytest.approx(0.05)  # on disk
 
 
