@@ -27,7 +27,8 @@ INVALID_LINES = [
     ('{"id": "a", "kind": "json_schema", "prompt": "p", "schema": {"type": "nothing"}}', "line 1"),
     ('{"id": "a", "kind": "guess", "prompt": "p"}', "guess"),
     ('{"id": "a", "kind": "exact", "prompt": "p", "anwser": "x"}', "anwser"),
-    ("", "no item"),
+    ("", "no text in it"),
+    (" \n\n", "no text in it"),
 ]
 
 

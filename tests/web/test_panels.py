@@ -22,6 +22,8 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.engine
 
 MODEL, TWIN = "laya-nano", "twin"
+SLOW = "smollm2-135m"  # slow enough to be looked at
+LONG_TOKENS = 3000
 KEYS = {name: f"the-key-of-{name}-in-these-tests" for name in ("boss", "ann", "bob")}
 CONFIG = f"""
 max_seq_len: 512
@@ -37,6 +39,7 @@ server:
 models:
   {MODEL}: {{preload: true}}
   {TWIN}: {{source: {ROOT / "laya/models/shipped/laya-nano.gguf"}, preload: true}}
+  {SLOW}: {{max_seq_len: 4096, preload: true}}
 """
 WORD = re.compile(r"\w")
 
@@ -95,9 +98,9 @@ def as_key(who: str) -> dict[str, str]:
 class Asking:
     """A long answer for a key, read beside the test."""
 
-    def __init__(self, server: Any, who: str, request_id: str, model: str = MODEL) -> None:
-        body = {"model": model, "messages": [{"role": "user", "content": "Tell me of the sea."}], "stream": True}
-        self._body = body | {"max_tokens": 460, "ignore_eos": True}
+    def __init__(self, server: Any, who: str, request_id: str) -> None:
+        body = {"model": SLOW, "messages": [{"role": "user", "content": "Tell me of the sea."}], "stream": True}
+        self._body = body | {"max_tokens": LONG_TOKENS, "ignore_eos": True}
         self._to = f"{server.url}/v1/chat/completions"
         self._headers = as_key(who) | {"x-request-id": request_id}
         self.text = ""
@@ -116,7 +119,7 @@ class Asking:
 
 def at_work(server: Any) -> bool:
     """Whether the engine computes."""
-    told = httpx.get(f"{server.url}/admin/models/{MODEL}/slots", headers=as_key("boss"), trust_env=False).json()
+    told = httpx.get(f"{server.url}/admin/models/{SLOW}/slots", headers=as_key("boss"), trust_env=False).json()
     return any(slot["is_processing"] for slot in told["slots"])
 
 
@@ -125,7 +128,7 @@ def test_requests_are_told_cancelled_and_explained(boss: Any, server: Any, brows
     live(boss, "ann").get_by_text(re.compile(r"[\d.]+ tok/s, \d+ tokens")).wait_for()
     waits = Asking(server, "bob", "of-bob")
     waiting = live(boss, "bob")
-    waiting.get_by_text(re.compile(rf"waits for a place at {MODEL}: 1 of 1 taken, \d+ s")).wait_for()
+    waiting.get_by_text(re.compile(rf"waits for a place at {SLOW}: 1 of 1 taken, \d+ s")).wait_for()
     assert re.search(r"since .+, \d+ s", waiting.inner_text())
     context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme="dark")
     bob = enter(context.new_page(), server, "bob")
@@ -144,9 +147,9 @@ def test_requests_are_told_cancelled_and_explained(boss: Any, server: Any, brows
     told.get_by_text("Where its time went").wait_for()
     for part in ("read", "route", "queue", "prefill", "decode"):
         assert told.get_by_role("row").filter(has_text=part).count() >= 1
-    assert f"{MODEL}, by the policy auto: it is the only one." in told.inner_text()
+    assert f"{SLOW}, by the policy auto: it is the only one." in told.inner_text()
     assert "chosen" in told.get_by_role("table").nth(1).inner_text()
-    assert json.loads(told.locator("pre.body").inner_text())["max_tokens"] == 460, "capture is on here"
+    assert json.loads(told.locator("pre.body").inner_text())["max_tokens"] == LONG_TOKENS, "capture is on here"
     assert bob.evaluate("document.documentElement.scrollWidth") <= 390
     context.close()
     end_s = time.monotonic() + 20
@@ -168,7 +171,9 @@ def test_chat_answers_side_by_side_again_and_keeps_conversations_for_their_key(
     boss: Any, server: Any, browser: Any
 ) -> None:
     boss.locator("#chat-fit").get_by_text("loaded").wait_for()
-    assert boss.locator("#chat-model option").all_inner_texts()[:2] == [f"{MODEL}: loaded", f"{TWIN}: loaded"]
+    assert boss.locator("#chat-model option").all_inner_texts()[:3] == [
+        f"{name}: loaded" for name in (MODEL, SLOW, TWIN)
+    ]
     turn = say(boss, "What is the sea?")
     note = turn.locator(".note").inner_text()
     assert re.search(r"16 tokens · [\d.]+ tokens/s · \d+ of 512 tokens of context", note)
@@ -220,10 +225,10 @@ def test_heat_map_shows_which_experts_the_chat_uses(boss: Any) -> None:
 
 
 def test_log_is_followed_filtered_and_has_the_line_of_a_failed_request(boss: Any, server: Any) -> None:
-    asking = Asking(server, "boss", "doomed", TWIN)
-    live(boss, TWIN).get_by_text(re.compile(r"tok/s")).wait_for()
+    asking = Asking(server, "boss", "doomed")
+    live(boss, SLOW).get_by_text(re.compile(r"tok/s")).wait_for()
     state = httpx.get(f"{server.url}/admin/state", headers=as_key("boss"), trust_env=False).json()
-    os.kill(next(model["pid"] for model in state["models"] if model["id"] == TWIN), signal.SIGKILL)
+    os.kill(next(model["pid"] for model in state["models"] if model["id"] == SLOW), signal.SIGKILL)
     asking.thread.join(30)
     requests_of(boss).locator(".ended .request").filter(has_text="failed, engine_crashed").locator("button").click()
     boss.get_by_role("dialog").get_by_role("button", name="Show its line in the log").click()
@@ -231,7 +236,7 @@ def test_log_is_followed_filtered_and_has_the_line_of_a_failed_request(boss: Any
     line.wait_for()
     assert "request doomed failed (engine_crashed)" in line.inner_text()
     logs = boss.get_by_role("region", name="Logs")
-    assert logs.get_by_label("Engine").input_value() == TWIN
+    assert logs.get_by_label("Engine").input_value() == SLOW
     logs.get_by_label("Filter").fill("doomed")
     assert logs.locator(".line:visible").count() == 1
     logs.get_by_label("Engine").select_option(MODEL)
