@@ -126,9 +126,9 @@ def test_without_any_node_requests_are_told_to_come_back_and_a_node_that_returns
 def test_cards_are_used_as_ray_gives_them(few: Any, few_nodes: Nodes, with_cards: PlayedNvml) -> None:
     """The engine sees those that it was given and no other. Who must have one is refused where no node has any, and
     is no reason to leave out the node that has."""
+    until(lambda: ask(few, "on-a-card").status_code == 200)  # the node has just come, and is heard of a moment later
+    assert ask(few, "on-another").status_code == 200
     for model in ("on-a-card", "on-another"):
-        answer = ask(few, model)
-        assert answer.status_code == 200, answer.text
         assert model_state(few, model)["node"] == "cards"
     seen = [engines_of(model)[0].environ()["CUDA_VISIBLE_DEVICES"] for model in ("on-a-card", "on-another")]
     assert sorted(seen) == ["0", "1"]
