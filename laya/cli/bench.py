@@ -6,6 +6,7 @@ import importlib
 
 import typer
 
+from laya.cli.lab import check_torch
 from laya.errors import ConfigError, nearest
 
 BENCHES = {
@@ -37,6 +38,8 @@ def bench(context: typer.Context, name: str = typer.Argument(help=", ".join(BENC
         close = nearest(name, BENCHES)
         hint = f" Did you mean '{close}'?" if close else ""
         raise ConfigError(f"There is no bench '{name}'.{hint} There are: {', '.join(BENCHES)}.")
+    if name == "expert-router":
+        check_torch("bench expert-router", ("torch",))
     code = importlib.import_module(f"laya.bench.{name.replace('-', '_')}").main(list(context.args))
     raise typer.Exit(code or 0)
 

@@ -26,6 +26,7 @@ from laya.experts.counting import WINDOW_TOKENS, Counted, Job
 from laya.experts.use import ExpertUse
 from laya.memory import Machine, read_facts
 from laya.models import home_path, resolve, size_text
+from laya.result_file import check_result_file, write_result_file
 from laya.texts import DEFAULT_SET, load_files, load_set
 from laya.types import ModelFile
 
@@ -55,10 +56,10 @@ def experts(
         raise InvalidRequest("--text and --set are two texts: give one of them.")
     documents = load_files(text) if text else load_set(set_name or DEFAULT_SET)
     for option, file in (("--csv", csv_file), ("--png", png_file)):
-        if file is not None and file.is_dir():
-            raise InvalidRequest(f"{option} {file}: that is a folder; name a file.")
-        if file is not None and not file.absolute().parent.is_dir():
-            raise InvalidRequest(f"{option} {file}: there is no folder {file.parent}.")
+        if file is not None:
+            check_result_file(option, file)
+    if window is not None and window > WINDOW_TOKENS:
+        raise InvalidRequest(f"--window {window}: a window has at most {WINDOW_TOKENS} tokens.")
     if png_file is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--png needs matplotlib, which this Python does not have: pip install 'laya-llm[torch]'")
     config = load_config(config_file, os.environ)
@@ -74,11 +75,13 @@ def experts(
     )
     use = ExpertUse(_counted(engine, job))
     if csv_file is not None:
-        _write(csv_file, use.as_csv().encode())
+        write_result_file(csv_file, use.as_csv().encode())
     if png_file is not None:
         from laya.experts.heat_map import draw, png
 
-        _write(png_file, png(draw(use, f"{model.id}: {use.n_experts} experts, {use.top_k} a token, by {engine}")))
+        write_result_file(
+            png_file, png(draw(use, f"{model.id}: {use.n_experts} experts, {use.top_k} a token, by {engine}"))
+        )
     if as_json:
         print(json.dumps({"model": model.id, "engine": engine, **use.as_json()}))
         return
@@ -134,15 +137,3 @@ def _counted(engine: Engine, job: Job) -> Counted:
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:
         task = bars.add_task(f"counting, by {engine}", total=None)
         return ask(engine, job, lambda done, of: bars.update(task, completed=done, total=of))
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Whole or not at all."""
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, file)
-    except OSError as error:
-        raise InvalidRequest(f"{file}: cannot be written ({error.strerror}).") from None
-    finally:
-        part.unlink(missing_ok=True)

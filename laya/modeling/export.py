@@ -24,7 +24,7 @@ from laya.memory.safetensors import read_tables
 from laya.modeling.config import LayaConfig
 from laya.modeling.gguf_file import TYPES, check_router, write_gguf
 from laya.modeling.model import LayaForCausalLM
-from laya.modeling.room import check_memory
+from laya.modeling.room import check_disk, check_memory
 
 MOST_KL = {"f32": 1e-4, "f16": 2e-2}
 LEAST_SAME_EXPERTS = {"f32": 0.999, "f16": 0.95}
@@ -122,11 +122,18 @@ def export_gguf(folder: Path, out: Path, kind: str, text: Path, greedy_tokens: i
     return parity
 
 
-def need_bytes(folder: Path, to: str) -> int:
-    """At most, beside what this process holds already. Raises BadModelFile where a safetensors file is broken."""
+def n_weights(folder: Path) -> int:
+    """By the headers of its files. Raises BadModelFile where one is broken."""
     tables = read_tables(list(local_model(folder).files.values()))
-    n_weights = sum(math.prod(tensor.shape) for table in tables for tensor in table.values() if tensor.dtype)
-    return _FLOAT_BYTES * _COPIES[to] * n_weights
+    return sum(math.prod(tensor.shape) for table in tables for tensor in table.values() if tensor.dtype)
+
+
+def check_room(folder: Path, out: Path, to: str, kind: str) -> None:
+    """Raises InsufficientMemory and InsufficientDisk with the figures."""
+    whole = n_weights(folder)
+    weight_bytes = 2 if to == "gguf" and kind == "f16" else _FLOAT_BYTES
+    check_disk(weight_bytes * whole, out.parent, f"{out}")
+    check_memory(_FLOAT_BYTES * _COPIES[to] * whole, f"Exporting {folder}")
 
 
 def _check(folder: Path, out: Path, text: Path, greedy_tokens: int) -> None:
@@ -168,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         _check(args.model, args.out, args.text, args.greedy_tokens)
-        check_memory(need_bytes(args.model, args.to), f"Exporting {args.model}")
+        check_room(args.model, args.out, args.to, args.type)
         if args.to == "mixtral":
             result: dict[str, float] = {"max_logit_difference": export_mixtral(args.model, args.out)}
         else:

@@ -1,13 +1,15 @@
-"""Owns: the refusal of what memory has no room for, in the programs of the lab.
+"""Owns: the refusal of what memory or disk has no room for, in the programs of the lab.
 
 It does not know what a program needs: who asks works that out.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
-from laya.errors import InsufficientMemory
+from laya.errors import InsufficientDisk, InsufficientMemory
 from laya.memory import Machine
 from laya.memory.sizes import size_text
 
@@ -22,4 +24,17 @@ def check_memory(need: int, what: str, suggestions: Sequence[str] = ()) -> None:
             available_bytes=budget.bytes,
             limit=budget.limit,
             suggestions=list(suggestions),
+        )
+
+
+def check_disk(need: int, folder: Path, what: str) -> None:
+    """Raises InsufficientDisk with the figures. folder: where it is written, or will be made."""
+    while not folder.exists():
+        folder = folder.absolute().parent
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise InsufficientDisk(
+            f"{what} takes {size_text(need)} of disk; {folder} has {size_text(free)} free.",
+            need_bytes=need,
+            available_bytes=free,
         )

@@ -37,6 +37,7 @@ from laya.quantization.statistics import Interval
 from laya.quantization.tasks import SETS, Task, load_set
 from laya.quantization.variants import File, best, variants
 from laya.quantization.verdict import flags_of, limit_of, worse_than_fewer_bits
+from laya.result_file import check_result_file, write_result_file
 from laya.texts import DEFAULT_SET, set_names
 
 DEFAULT_TOKENS = 8192
@@ -60,9 +61,9 @@ def main(argv: list[str] | None = None) -> int:
         report.seconds = round(time.monotonic() - started, 1)
         show(report, console)
         if options.html is not None:
-            from laya.quantization.html_report import write_html
+            from laya.quantization.html_report import html_of
 
-            write_html(report, options.html)
+            write_result_file(options.html, html_of(report).encode())
         print(msgspec.json.encode(report, enc_hook=str).decode())
     except LayaError as error:
         print(f"laya eval: {error.message}", file=sys.stderr)
@@ -251,10 +252,8 @@ def _check(options: argparse.Namespace) -> None:
     options.kv = [kv_cache_type(kind).name.lower() for kind in options.kv]
     if options.text not in set_names():
         given_text("--text", options.text, 1, f" Built in: {', '.join(set_names())}.")
-    if options.html is not None and options.html.is_dir():
-        raise ConfigError(f"--html {options.html}: a folder; the report is one file", param="html")
-    if options.html is not None and not options.html.absolute().parent.is_dir():
-        raise ConfigError(f"--html {options.html}: there is no folder {options.html.absolute().parent}", param="html")
+    if options.html is not None:
+        check_result_file("--html", options.html)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,10 +6,8 @@ The plots are SVG inside it. Written under another name first, so that there is 
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -25,15 +23,6 @@ th,td{padding:.3rem .8rem;text-align:right;border-bottom:1px solid #d8dde6;white
 th:first-child,td:first-child{text-align:left}th{font-weight:600}
 .broken{color:#a80f1f}.note{color:#7a5200}small{color:#5b6575}svg{max-width:100%;height:auto}
 """
-
-
-def write_html(report: Report, path: Path) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(html_of(report), encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def html_of(report: Report) -> str:

@@ -20,6 +20,8 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import LlamaConfig
 
+from laya.memory import read_header
+
 _FAMILY = "llama"
 _OF_LAYER = {
     "input_layernorm": "attn_norm",
@@ -79,6 +81,7 @@ class Header:
         if not path.is_file():
             raise FileNotFoundError(f"{path} is no GGUF file and no folder of a model")
         self.path = path
+        read_header(path)  # which says what is wrong with a file that is cut off; gguf's reader stumbles
         try:
             self._reader = gguf.GGUFReader(path)
         except (ValueError, IndexError) as error:

@@ -224,7 +224,7 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     try:
         recipe = _chosen(args)
-        check_room(recipe, model_config(recipe))
+        check_room(recipe, model_config(recipe), args.out)
         columns = (
             TextColumn(" {task.description}"),
             BarColumn(),

@@ -1,9 +1,11 @@
-"""Owns: what training a recipe takes of memory, worked out from its shape before anything is made."""
+"""Owns: what training a recipe takes of memory and disk, worked out from its shape before anything is made."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from laya.modeling.config import LayaConfig
-from laya.modeling.room import check_memory
+from laya.modeling.room import check_disk, check_memory
 from laya.training.recipe import Recipe
 from laya.training.upcycle_memory import n_parameters
 
@@ -23,8 +25,14 @@ def need_bytes(recipe: Recipe, config: LayaConfig) -> int:
     return _FLOAT_BYTES * (_WEIGHT_COPIES * n_parameters(config) + kept)
 
 
-def check_room(recipe: Recipe, config: LayaConfig) -> None:
-    """Raises InsufficientMemory with the figures."""
+def disk_bytes(config: LayaConfig) -> int:
+    """Of a run's folder: two checkpoints while one replaces the other, each weights and AdamW's moments; the model."""
+    return _FLOAT_BYTES * (2 * 3 + 1) * n_parameters(config)
+
+
+def check_room(recipe: Recipe, config: LayaConfig, out: Path) -> None:
+    """Raises InsufficientMemory and InsufficientDisk with the figures."""
+    check_disk(disk_bytes(config), out, f"Training {recipe.name}")
     check_memory(
         need_bytes(recipe, config),
         f"Training {recipe.name}",

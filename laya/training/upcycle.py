@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import signal
 import sys
@@ -24,14 +25,14 @@ from torch import Tensor
 
 from laya.errors import LayaError
 from laya.modeling.balance import Balance
-from laya.modeling.room import check_memory
+from laya.modeling.room import check_disk, check_memory
 from laya.models import resolve
 from laya.texts import DEFAULT_SET, load_files, load_set
 from laya.training.expert_training import load_for_training, measure, train_experts
 from laya.training.mixed_text import local_documents, windows_of
 from laya.training.parent import Parent, open_parent
 from laya.training.parent_tokenizer import tokenizer_of, write_tokenizer
-from laya.training.upcycle_memory import check_disk, n_active_parameters, n_parameters, need_bytes
+from laya.training.upcycle_memory import disk_bytes, n_active_parameters, n_parameters, need_bytes
 from laya.training.upcycle_report import Report, perplexity
 from laya.training.upcycled_folder import DTYPES, ModelFolder, new_folder
 from laya.training.upcycled_layers import Recipe, Texts, Upcycling, laya_config
@@ -75,7 +76,7 @@ def upcycle(asked: Asked, progress: Progress) -> Report:
         trains_experts=bool(asked.expert_steps),
     )
     check_memory(need, "Upcycling this model", ["--experts with fewer", "no --train-experts"])
-    check_disk(config, asked.dtype, asked.out)
+    check_disk(disk_bytes(config, asked.dtype), asked.out.parent, "The model")
     with new_folder(asked.out, asked.dtype) as folder:
         making = Upcycling(parent, recipe, texts)
         bar = progress.add_task("layers", total=config.num_hidden_layers)
@@ -185,7 +186,7 @@ def _asked(args: argparse.Namespace) -> Asked:
         ("--perturb", args.perturb, 0),
         ("--seed", args.seed, 0),
     ):
-        if value < least:
+        if not value >= least or math.isinf(value):
             raise ValueError(f"{name}: expected {least} or more, got {value}")
     if args.top_k > args.experts:
         raise ValueError(f"--top-k {args.top_k}: there are {args.experts} experts to choose from")

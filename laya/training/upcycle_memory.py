@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
-from laya.memory.sizes import size_text
 from laya.modeling.config import LayaConfig
 from laya.training.upcycled_folder import DTYPES
 
@@ -64,8 +60,6 @@ def need_bytes(
     return int(max(making, training))
 
 
-def check_disk(config: LayaConfig, dtype: str, out: Path) -> None:
-    """Raises ValueError with the figures."""
-    need, free = n_parameters(config) * DTYPES[dtype].itemsize, shutil.disk_usage(out.parent).free
-    if need > free:
-        raise ValueError(f"the model takes {size_text(need)} of disk; {out.parent} has {size_text(free)} free")
+def disk_bytes(config: LayaConfig, dtype: str) -> int:
+    """Of the model's folder."""
+    return n_parameters(config) * DTYPES[dtype].itemsize

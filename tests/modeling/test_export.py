@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from openai import OpenAI
@@ -16,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from laya.modeling.export import _SAMPLE, export_gguf, export_mixtral, main, need_bytes
+from laya.modeling.export import _SAMPLE, export_gguf, export_mixtral, main, n_weights
 from laya.modeling.gguf_file import write_gguf
 from laya.modeling.parity import prompts_of
 from laya.quantization.llama_api import Evaluator, check_layout
@@ -131,7 +132,7 @@ def test_a_folder_without_all_of_its_weights_is_refused(
 
 
 def test_a_model_without_room_is_refused_before_it_is_read(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     huge = tmp_path / "huge"
     shutil.copytree(folder, huge)
@@ -139,9 +140,12 @@ def test_a_model_without_room_is_refused_before_it_is_read(
     with (huge / "model.safetensors").open("wb") as file:  # 8 TiB that are not on the disk
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + (1 << 43))
-    assert need_bytes(huge, "mixtral") == 3 * 4 << 42
+    assert n_weights(huge) == 1 << 42
     assert main([str(huge), "--out", str(tmp_path / "a.gguf")]) == 3
-    assert f"Exporting {huge} takes 32" in capsys.readouterr().err
+    assert f"{tmp_path / 'a.gguf'} takes 8192.0 GiB of disk; {tmp_path} has" in capsys.readouterr().err
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 60))
+    assert main([str(huge), "--out", str(tmp_path / "a.gguf")]) == 3
+    assert f"Exporting {huge} takes 32768.0 GiB" in capsys.readouterr().err
 
 
 def test_sigterm_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

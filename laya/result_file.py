@@ -1,0 +1,47 @@
+"""Owns: a file that a user named for a result: written whole or not at all, and through links; a pipe or a device is
+written into.
+
+Knows nothing of what is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from laya.errors import InvalidRequest
+
+
+def check_result_file(option: str, path: Path) -> None:
+    """Raises InvalidRequest for what could not be written, before the work whose result it is."""
+    if path.is_dir():
+        raise InvalidRequest(f"{option} {path}: that is a folder; name a file.")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise InvalidRequest(f"{option} {path}: there is no folder {path.parent}.")
+    target = path.resolve()
+    if not os.access(target if _is_special(target) else target.parent, os.W_OK):
+        raise InvalidRequest(f"{option} {path}: it cannot be written there.")
+
+
+def write_result_file(path: Path, content: bytes) -> None:
+    """Raises InvalidRequest where it cannot be written; what was there before is there then."""
+    target = path.resolve()
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        if _is_special(target):
+            target.write_bytes(content)
+            return
+        try:
+            part.write_bytes(content)
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be written ({error.strerror}).") from None
+
+
+def _is_special(path: Path) -> bool:
+    """A pipe or a device: to be written into, not replaced."""
+    return path.exists() and not stat.S_ISREG(path.stat().st_mode)
