@@ -153,7 +153,8 @@ class ModelNotPulled(ModelNotFound):
     def __init__(self, name: str, model_id: str) -> None:
         NotFound.__init__(
             self,
-            f"The model '{name}' is known but not on this machine: `laya pull {model_id}` fetches it.",
+            f"The model '{name}' is known but not on this machine: `laya pull {model_id}` fetches it, `laya plan "
+            f"{model_id}` says whether it fits.",
             param="model",
             nearest=model_id,
         )

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from laya.errors import InsufficientMemory
+from laya.errors import BadModelFile, InsufficientMemory
 from laya.modeling import LayaForCausalLM
 from laya.modeling.export import export_gguf
 from laya.quantization.llama_api import Evaluator
@@ -148,6 +148,7 @@ def test_what_cannot_be_is_told_and_leaves_nothing(
         ((folder_parent, "--out", upcycled), "is there already"),
         ((folder_parent, "--out", tmp_path / "no" / "out"), "there is no folder"),
         ((folder_parent, "--out", out, "--perturb", -1), "--perturb: expected 0 or more, got -1"),
+        ((folder_parent, "--out", out, "--perturb", "nan"), "--perturb: expected 0 or more, got nan"),
         ((folder_parent, "--out", out, "--text", tmp_path / "short.txt"), "no document is as long as a window"),
         ((folder_parent, "--out", out, "--text", tmp_path / "none.txt"), "there is no such file"),
         ((upcycled, "--out", out), "model_type is 'laya', with 8 experts; what is upcycled is dense 'llama'"),
@@ -158,10 +159,14 @@ def test_what_cannot_be_is_told_and_leaves_nothing(
         assert main([*map(str, words)]) == 1
         assert told in capsys.readouterr().err
     assert main(["no-such-model", "--out", str(out)]) != 0
+    (tmp_path / "cut.gguf").write_bytes(export.read_bytes()[:-5000])
+    there.append(tmp_path / "cut.gguf")
+    assert main([str(tmp_path / "cut.gguf"), "--out", str(out)]) == BadModelFile.exit_code
+    assert "is cut off" in capsys.readouterr().err
     monkeypatch.setattr("laya.training.upcycle.need_bytes", lambda *_args, **_kwargs: 1 << 60)
     assert main([str(folder_parent), "--out", str(out)]) == InsufficientMemory.exit_code
     assert "Upcycling this model takes" in capsys.readouterr().err
-    assert sorted(tmp_path.iterdir()) == there
+    assert sorted(tmp_path.iterdir()) == sorted(there)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

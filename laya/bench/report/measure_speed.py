@@ -18,7 +18,7 @@ SESSIONS = (
     "bench", "concurrency", "--model", MODEL, "--sessions", "1,2,4,8", "--pairs", "2", "--max-tokens", "24", "--json"
 )  # fmt: skip
 SOAK = ("bench", "soak", "--minutes", "1", "--json")
-EXPERTS = ("experts", "laya-nano", "--json")
+EXPERTS = ("experts", "laya-nano", "--set", "varied", "--json")
 ARTICLE = {"tokens": 128, "hidden": 4096, "experts": 8, "top_k": 2}
 
 
