@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from laya.gateway.queueing import priority_for
+from laya.gateway.ruling import facts_of
 from laya.routing.rules import RequestFacts
 
 if TYPE_CHECKING:
@@ -78,16 +78,7 @@ def asked_of(exchange: Exchange) -> Asked | None:
     name = exchange.header_model or parsed.model or (endpoint.model_id if endpoint is not None else None)
     if name is None:
         return None
-    facts = RequestFacts(
-        model=name,
-        kind=exchange.kind,
-        priority=priority_for(exchange),
-        headers=exchange.kept_headers,
-        key=exchange.key_name,
-        prompt_tokens=parsed.prompt_bound_tokens,
-        session=exchange.header_session or parsed.session,
-        identity=exchange.request_id.decode("latin-1"),
-    )
+    facts = facts_of(exchange, parsed, name, exchange.header_session or parsed.session)
     return Asked(facts, parsed.prefix_blocks() if parsed.data else b"")
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from laya.gateway.fleet import Fleet
 
 
-def by_rules(rules: Rules, exchange: Exchange, parsed: ParsedBody, name: str, session: str | None) -> Decision:
-    """Where the rules lead this request."""
-    facts = RequestFacts(
+def facts_of(exchange: Exchange, parsed: ParsedBody, name: str, session: str | None) -> RequestFacts:
+    """What rules are asked about."""
+    return RequestFacts(
         model=name,
         kind=exchange.kind,
         priority=priority_for(exchange),
@@ -35,7 +35,11 @@ def by_rules(rules: Rules, exchange: Exchange, parsed: ParsedBody, name: str, se
         session=session,
         identity=exchange.request_id.decode("latin-1"),
     )
-    return rules.decide(facts)
+
+
+def by_rules(rules: Rules, exchange: Exchange, parsed: ParsedBody, name: str, session: str | None) -> Decision:
+    """Where the rules lead this request."""
+    return rules.decide(facts_of(exchange, parsed, name, session))
 
 
 def choose(dispatcher: Dispatcher, exchange: Exchange, parsed: ParsedBody, name: str, tokens: int) -> tuple[int, str]:

@@ -5,16 +5,15 @@ The plots are SVG inside it. Written under another name first, so that there is 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from html import escape
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from laya.quantization.answers import Against
 from laya.quantization.report import Report, cost_rows, quality_rows
 from laya.quantization.statistics import Interval
+from laya.svg_figure import svg_of
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#1c2330;background:#fff}
@@ -83,16 +82,8 @@ def _plots(report: Report) -> list[str]:
         )
         axes.grid(alpha=0.3)
         axes.margins(x=0.15, y=0.15)  # for the names
-        plots.append(_svg(figure))
+        plots.append(svg_of(figure))
     return plots
-
-
-def _svg(figure: Figure) -> str:
-    out = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "laya"}):
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    text = out.getvalue()
-    return text[text.index("<svg") :]
 
 
 def _against(found: Against) -> str:

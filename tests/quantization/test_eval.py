@@ -235,7 +235,7 @@ def test_two_models_are_compared_by_api(
         (["--tokens", "-1"], "--tokens: expected 0 or more, got -1"),
         (["--text", "nowhere"], "--text nowhere: No such file"),
         (["--text", "/proc/self/exe"], "--text /proc/self/exe: no text"),
-        (["--html", "."], "--html .: a folder"),
+        (["--html", "."], "--html .: that is a folder"),
         (["--against", "http://127.0.0.1:9/v1"], "which model? Write it behind a #"),
         (["--set", "nowhere"], "--set nowhere: there is no such file"),
         (["--html", "no/folder/a.html"], "there is no folder"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from laya.bench.report.finding import VERDICTS
+from laya.svg_figure import svg_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,9 +21,9 @@ def plots(rows: Sequence[Row]) -> dict[str, str]:
     """File name -> SVG."""
     if importlib.util.find_spec("matplotlib") is None:
         return {}
-    found = {"report-verdicts.svg": _svg(_verdicts(rows))}
+    found = {"report-verdicts.svg": svg_of(_verdicts(rows))}
     if any(row.finding.ratios for row in rows):
-        found["report-ratios.svg"] = _svg(_ratios(rows))
+        found["report-ratios.svg"] = svg_of(_ratios(rows))
     return found
 
 
@@ -59,13 +59,3 @@ def _ratios(rows: Sequence[Row]) -> Figure:
     axes.margins(x=0.12)
     axes.set_xlabel("ratio within one run (1 = equal)")
     return figure
-
-
-def _svg(figure: Figure) -> str:
-    import matplotlib
-
-    out = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "laya"}):
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    text = out.getvalue()
-    return text[text.index("<svg") :]
