@@ -32,9 +32,9 @@ def disk_bytes(config: LayaConfig) -> int:
 
 def check_room(recipe: Recipe, config: LayaConfig, out: Path) -> None:
     """Raises InsufficientMemory and InsufficientDisk with the figures."""
-    check_disk(disk_bytes(config), out, f"Training {recipe.name}")
     check_memory(
         need_bytes(recipe, config),
         f"Training {recipe.name}",
         ["a smaller model", "train.sequences_per_step with fewer"],
     )
+    check_disk(disk_bytes(config), out, f"Training {recipe.name}")
