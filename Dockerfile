@@ -14,16 +14,19 @@ COPY laya laya
 RUN python3 -m venv /opt/wheel \
  && /opt/wheel/bin/pip install --no-cache-dir --constraint constraints.txt build \
  && PIP_CONSTRAINT=/src/lock.txt /opt/wheel/bin/python -m build --wheel --outdir /wheels
-# Without --system-site-packages nothing of Debian's Python but its standard library is used. pip is taken out at the end.
+# Without --system-site-packages nothing of Debian's Python but its standard library is used. pip stays: `laya pull` and
+# `laya engines install` fetch and unpack by it. -I: not the sources beside it, in which there is no core.
 RUN python3 -m venv /opt/laya \
  && /opt/laya/bin/pip install --no-cache-dir --constraint constraints.txt --constraint lock.txt /wheels/*.whl \
- && /opt/laya/bin/python -c "import laya._core" \
- && /opt/laya/bin/pip uninstall --yes pip
+ && /opt/laya/bin/python -I -c "import laya._core"
 
 # A build of llama.cpp for NVIDIA's cards, beside the one for CPUs. Which toolkits there are: `laya engines install --help`.
 FROM build AS build-cuda
 ARG CUDA_TOOLKIT=12.8
-RUN LAYA_HOME=/opt/engines /opt/laya/bin/laya engines install cuda --no-check --toolkit ${CUDA_TOOLKIT}
+# A mirror of the index of these builds; empty: the one that their authors keep.
+ARG ENGINE_INDEX=
+RUN LAYA_HOME=/opt/engines /opt/laya/bin/laya engines install cuda --no-check --toolkit ${CUDA_TOOLKIT} \
+      ${ENGINE_INDEX:+--index-url ${ENGINE_INDEX}}
 
 # libgomp1: llama.cpp's wheel computes with it and does not bring it.
 FROM debian:${DEBIAN}-slim AS cpu
@@ -33,7 +36,8 @@ RUN apt-get update \
  && useradd --system --uid 10001 --user-group --home-dir /var/lib/laya --shell /usr/sbin/nologin laya \
  && install -d -o laya -g laya -m 750 /var/lib/laya
 COPY --from=build /opt/laya /opt/laya
-ENV PATH=/opt/laya/bin:/usr/local/bin:/usr/bin:/bin LAYA_HOME=/var/lib/laya PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/laya/bin:/usr/local/bin:/usr/bin:/bin LAYA_HOME=/var/lib/laya \
+    PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1
 WORKDIR /var/lib/laya
 # Models, keys, conversations, logs: all that outlives a container.
 VOLUME /var/lib/laya

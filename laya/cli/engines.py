@@ -146,6 +146,8 @@ def install(
         console.print(
             " [yellow]note[/]     layers go to the card by `gpu_layers: all` or a number; its memory is not planned"
         )
+    if line is not None and not build.devices:
+        console.print(" [yellow]note[/]     no GPU was seen here; where models run, it and its driver have to be")
     for device in build.devices:
         console.print(f" [green]found[/]    {shown(device)}")
     if use_it:

@@ -26,6 +26,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
 from laya.engines.builds import PACKAGE, RECORD, Build, builds_folder, writing
+from laya.engines.llamacpp_child import CUDA_DRIVER
 from laya.errors import ConfigError, DownloadError, EngineFailed
 
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all
@@ -181,7 +182,8 @@ class Installation:
 
     def prove(self, build: Build, *, needs_gpu: bool) -> Build:
         """Load it in a process of its own and have it name its devices. Raises EngineFailed where it does not run, or
-        computes on no GPU though it should."""
+        computes on no GPU though it should. One that needs no GPU here is taken without a driver too, unloaded: where
+        an image is built there is none."""
         try:
             done = subprocess.run(
                 [sys.executable, "-c", _PROOF],
@@ -192,6 +194,8 @@ class Installation:
             raise EngineFailed(f"The build is not loaded after {PROOF_TIMEOUT_S} s; it was not installed.") from None
         if done.returncode:
             said = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+            if build.kind == "cuda" and not needs_gpu and f"{CUDA_DRIVER}: cannot open" in said:
+                return msgspec.structs.replace(build, n_bytes=self._unpacked_bytes())
             raise EngineFailed(f"The build cannot be loaded here, so it was not installed: {said}")
         try:
             devices = msgspec.json.decode(done.stdout.strip().rpartition("\n")[2], type=list[tuple[str, str, str]])
@@ -203,8 +207,10 @@ class Installation:
                 "The build was loaded and found no GPU, so it was not installed: models would run on the CPU. "
                 "`laya doctor` looks at the cards and their drivers."
             )
-        n_bytes = sum(path.stat().st_size for path in self.packages.rglob("*") if path.is_file())
-        return msgspec.structs.replace(build, devices=gpus, n_bytes=n_bytes)
+        return msgspec.structs.replace(build, devices=gpus, n_bytes=self._unpacked_bytes())
+
+    def _unpacked_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.packages.rglob("*") if path.is_file())
 
     def finish(self, build: Build) -> Build:
         """Now it is there. Raises EngineFailed where another installation was faster."""

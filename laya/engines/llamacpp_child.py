@@ -12,6 +12,8 @@ from typing import Any
 from laya.engines.child_start import begin, give_up, report
 from laya.engines.thread_share import follow
 
+CUDA_DRIVER = "libcuda.so.1"  # builds for CUDA are linked to it and don't bring it: it comes with the driver
+
 
 def main() -> None:
     """Run until killed; exit code 1 after an error line on the report pipe."""
@@ -26,7 +28,15 @@ def main() -> None:
 
 def serve(values: dict[str, Any], report_fd: int) -> None:
     """Load the model, report where the server listens, and wait for a signal. RuntimeError: it did not load."""
-    import xllamacpp
+    try:
+        import xllamacpp
+    except ImportError as error:
+        if CUDA_DRIVER not in str(error):
+            raise
+        raise ImportError(
+            f"the engine is a build for NVIDIA's cards, whose driver ({CUDA_DRIVER}) is not here. A container gets it "
+            "by `docker run --gpus all`; `laya engines use bundled` takes the build for CPUs"
+        ) from None
 
     params = xllamacpp.CommonParams()
     for name, value in values.items():

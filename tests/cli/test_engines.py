@@ -95,7 +95,8 @@ def test_build_that_finds_no_gpu_leaves_nothing(laya: Laya, home: Path, tmp_path
     assert (code, "models would run on the CPU" in err) == (1, True)
     assert builds.installed(home) == []
     assert builds.used(home).name == "bundled"
-    code, _, _ = laya("install", "cuda", "--wheel", str(wheel), "--no-check", "--toolkit", "12.8", "--no-use")
+    code, _, err = laya("install", "cuda", "--wheel", str(wheel), "--no-check", "--toolkit", "12.8", "--no-use")
+    assert "no GPU was seen here" in err
     assert (code, [build.name for build in builds.installed(home)]) == (0, [BUILD])
 
 

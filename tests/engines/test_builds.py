@@ -75,6 +75,25 @@ def test_build_that_does_not_compute_here_is_not_installed(tmp_path: Path, code:
     assert left(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("library", "build", "is_taken"),
+    [("libcuda.so.1", CUDA, True), ("libcuda.so.1", CPU, False), ("libcudart.so.12", CUDA, False)],
+)
+def test_only_the_driver_of_a_card_may_be_missing_where_an_image_is_built(
+    tmp_path: Path, library: str, build: Build, is_taken: bool
+) -> None:
+    code = f"raise ImportError('{library}: cannot open shared object file: No such file or directory')"
+    with Installation(tmp_path) as installation:
+        installation.unpack(write_wheel(tmp_path, "1.2.3", code))
+        if is_taken:
+            taken = installation.finish(installation.prove(build, needs_gpu=False))
+            assert (taken.devices, taken.n_bytes > 0) == ((), True)
+        else:
+            with pytest.raises(EngineFailed, match=f"was not installed: .*{library}"):
+                installation.prove(build, needs_gpu=False)
+    assert left(tmp_path) == ([build.name] if is_taken else [])
+
+
 def test_build_for_cpus_needs_no_gpu(tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path, "1.2.3", NAMES_DEVICES.format(devices=NO_GPU))
     assert install(tmp_path, wheel, CPU).devices == ()
@@ -240,6 +259,17 @@ def test_unused_build_can_be_removed(tmp_path: Path, with_gpu: Path) -> None:
         ConfigError, match=r"There is no engine build 'cuda'; `laya engines install cuda` installs one\."
     ):
         builds.find(tmp_path, "cuda")
+
+
+@pytest.mark.engine
+def test_build_whose_driver_is_not_here_says_how_a_container_gets_it(
+    tmp_path: Path, make_settings: Callable[..., EngineSettings], smollm2_path: Path, log: EngineLog
+) -> None:
+    (tmp_path / "xllamacpp").mkdir()
+    code = "raise ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')"
+    (tmp_path / "xllamacpp" / "__init__.py").write_text(code)
+    with pytest.raises(EngineFailed, match=r"docker run --gpus all`; `laya engines use bundled"):
+        uvloop.run(EngineProcess(make_settings(smollm2_path, packages=tmp_path), log).start())
 
 
 @pytest.mark.engine
