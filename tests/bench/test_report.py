@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from laya.bench.report import command, render
+from laya.bench.report import command, measure_speed, render
 from laya.bench.report.bench_desk import Desk
 from laya.bench.report.claims import CLAIMS, Claim
 from laya.bench.report.finding import VERDICTS, Finding, NotRun
+from laya.errors import ConfigError
 from tests.conftest import ROOT
 
 IDS = [f"A{n}" for n in range(1, 26)] + [f"B{n}" for n in range(1, 17)] + [f"F{n}" for n in range(1, 8)]
@@ -100,3 +101,27 @@ def test_interrupted_report_leaves_the_one_before(tmp_path: Path, monkeypatch: p
 def test_ratios_of_two_runs_are_held_together() -> None:
     before = [{"id": "A1", "ratios": {"x": 2.0, "y": 1.0}}]
     assert command.moved([{"id": "A1", "ratios": {"x": 2.2, "y": 1.2, "new": 9.0}}], before) == {"A1 y": 1.2}
+
+
+def test_what_could_not_be_written_or_compared_is_told_before_the_minutes(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("{}")
+    for words, said in (
+        (["--against", tmp_path / "none.json"], "--against .*none.json: No such file"),
+        (["--against", tmp_path / "file"], "expected the report.json of an earlier report"),
+        (["--out", tmp_path / "file"], "no folder can be made there"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            command.main([*map(str, words), "--only", "A17"])
+
+
+@pytest.mark.parametrize(
+    ("points", "verdict"), [([[0, 0.1, 0.3], [0.1, None, 0.2]], "holds"), ([[0, 0.4, 0.3]], "false"), ([], None)]
+)
+def test_cache_that_nobody_told_of_is_no_cache_that_held(points: list[object], verdict: str | None) -> None:
+    desk = Desk()
+    desk.laya = lambda *words: {"engines": [{"rows": [{"sessions": 1, "kv_use": points}]}]}  # type: ignore[method-assign]
+    if verdict is None:
+        with pytest.raises(NotRun, match="was not told"):
+            measure_speed.long_run(desk)
+    else:
+        assert measure_speed.long_run(desk).verdict == verdict

@@ -5,6 +5,7 @@ A child that does not end in its time is killed with all it started. Knows nothi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CHILD_S = 240.0
 STOP_S = 15.0
 REFUSED = 3  # exit code of `laya plan` for what does not fit: the plan is printed all the same
-_LINES_OF_REASON = 160
+_REASON_CHARS = 160
 _SKIP = re.compile(r"^SKIPPED \[\d+\] \S+ (.*)$", re.MULTILINE)
 
 
@@ -125,7 +126,8 @@ def described_words(name: str) -> tuple[str, ...]:
 
 def _stop(child: subprocess.Popen[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
-        os.killpg(child.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            os.killpg(child.pid, number)
         try:
             child.communicate(timeout=STOP_S)
             return
@@ -136,4 +138,4 @@ def _stop(child: subprocess.Popen[str]) -> None:
 def _last(said: Said) -> str:
     lines = [line for line in (said.err + "\n" + said.out).splitlines() if line.strip()]
     named = [line for line in lines if line.startswith(("FAILED", "ERROR", "laya:", "laya failed:"))]
-    return (named or lines or ["no output"])[-1].strip()[:_LINES_OF_REASON]
+    return (named or lines or ["no output"])[-1].strip()[:_REASON_CHARS]

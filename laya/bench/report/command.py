@@ -25,7 +25,7 @@ from laya.bench.report.claims import CLAIMS, Claim
 from laya.bench.report.finding import Finding, NotRun
 from laya.bench.report.plots import COLOURS
 from laya.bench.report.render import Row, as_json, write
-from laya.errors import nearest
+from laya.errors import ConfigError, nearest
 from laya.memory.gpu import GpuMeter
 
 AGAIN = 0.15  # how far a ratio of a second run may lie from the first
@@ -77,8 +77,33 @@ def _chosen(text: str) -> list[Claim]:
     wanted = [word.strip().upper() for word in text.split(",")]
     for word in wanted:
         if word not in by_id:
-            raise argparse.ArgumentTypeError(f"there is no row '{word}'; nearest: {nearest(word, by_id) or 'A1'}")
+            close = nearest(word, by_id)
+            hint = f"did you mean {close}?" if close else f"there are {', '.join(by_id)}"
+            raise argparse.ArgumentTypeError(f"there is no row '{word}'; {hint}")
     return [by_id[word] for word in wanted]
+
+
+def _rows_of(path: Path) -> list[dict[str, Any]]:
+    """Of an earlier report. Raises ConfigError for what is none."""
+    try:
+        rows: list[dict[str, Any]] = json.loads(path.read_bytes())["rows"]
+        moved(rows, rows)
+    except OSError as error:
+        raise ConfigError(f"--against {path}: {error.strerror}.", param="against") from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"--against {path}: expected the report.json of an earlier report.", param="against"
+        ) from None
+    return rows
+
+
+def _check_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {path}: no folder can be made there: {error.strerror}.", param="out") from None
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"--out {path}: it cannot be written there.", param="out")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,7 +114,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--against", type=Path, metavar="FILE", help="an earlier report.json, made on this machine")
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     args = parser.parse_args(argv)
-    before = json.loads(args.against.read_text())["rows"] if args.against else []
+    before = _rows_of(args.against) if args.against else []
+    if args.out:
+        _check_folder(args.out)  # before the minutes that it takes
     console = Console(highlight=False, quiet=args.json)
     found, start_s = machine(), time.monotonic()
     rows = measured(args.only, Desk(deadline_s=args.minutes * 60), console)

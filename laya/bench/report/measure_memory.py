@@ -11,6 +11,7 @@ from laya.types import GIB, MIB
 ONE = ("--max-seq-len", "4096", "--max-num-seqs", "1")
 ROOMY = ("--memory", "1024GiB")
 TABLE = ("--max-seq-len", "32768", "--max-num-seqs", "8")
+_NO_CARDS_SPEED = "A plan measures no card's speed"
 
 
 def total(plan: dict[str, Any]) -> int:
@@ -76,7 +77,7 @@ def found_by_itself(desk: Desk) -> Finding:
     chosen = {name: plan["settings"][name] for name in ("max_seq_len", "max_num_seqs", "gpu_layers", "experts_on_cpu")}
     here = ", ".join(f"{name} {value}" for name, value in chosen.items())
     verdict: Verdict = "holds" if plan["fits"] and plan["reasons"] else "false"
-    here = f"chosen without a trial: {here}; {len(plan['reasons'])} reasons are printed. The 30 % gain needs a GPU"
+    here = f"chosen without a trial: {here}; {len(plan['reasons'])} reasons are printed. {_NO_CARDS_SPEED}"
     return Finding(verdict=verdict, here=here, load="nothing asked for", command=_command("experts-26b-q4", *words))
 
 
@@ -85,14 +86,14 @@ def split(desk: Desk) -> Finding:
     words = (*ONE, "--gpu-memory", "16GiB", "--memory", "32GiB")
     plan = desk.described("experts-26b", *words)
     if not plan["fits"]:
-        bigger = desk.described("experts-26b-q4", *words)
+        narrow = desk.described("experts-26b-q4", *words)
         here = (
-            f"FP16 is refused there ({gib(total(plan))}); in 4 bits {bigger['settings']['experts_on_cpu']} layers' "
-            "experts stay in RAM. Tokens/s: no GPU here"
+            f"FP16 is refused there ({gib(total(plan))}); in 4 bits {narrow['settings']['experts_on_cpu']} layers' "
+            f"experts stay in RAM. {_NO_CARDS_SPEED}"
         )
-        verdict: Verdict = "holds" if bigger["fits"] else "false"
+        verdict: Verdict = "holds" if narrow["fits"] else "false"
     else:
-        here = f"{plan['settings']['experts_on_cpu']} layers' experts stay in RAM. Tokens/s: no GPU here"
+        here = f"{plan['settings']['experts_on_cpu']} layers' experts stay in RAM. {_NO_CARDS_SPEED}"
         verdict = "holds"
     return Finding(verdict=verdict, here=here, load="1 x 4096 tokens", command=_command("experts-26b", *words))
 
@@ -157,7 +158,7 @@ def awq_size(desk: Desk) -> Finding:
     """B6: the sizes; the speed needs an engine for AWQ and GPTQ."""
     wide, narrow = (term(desk.described(name, *ONE, *ROOMY), "weights") for name in ("dense-7b", "dense-7b-q4"))
     ratio = wide / narrow
-    here = f"weights {gib(wide)} -> {gib(narrow)} in 4 bits, {ratio:.1f}x (article: 2x). AWQ's speed: no GPU here"
+    here = f"weights {gib(wide)} -> {gib(narrow)} in 4 bits, {ratio:.1f}x (article: 2x). {_NO_CARDS_SPEED}"
     return Finding(
         verdict=near(ratio, 2), here=here, load="7B", ratios={"FP16/4-bit weights": ratio},
         command=_command("dense-7b-q4", *ONE, *ROOMY),
