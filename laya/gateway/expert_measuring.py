@@ -76,6 +76,7 @@ class ExpertMeasuring:
             finally:
                 ceiling.remove()
                 self._fleet.ledger.release(name)
+                self._fleet.room.changed()
         return {"model": endpoint.model_id, "engine": "llama.cpp", **ExpertUse(counted).as_json()}
 
     def _file(self, endpoint: Endpoint) -> ModelFile:

@@ -7,6 +7,7 @@ which they were sent and taken up, where there are as many of one as of the othe
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterable
@@ -42,6 +43,7 @@ class Generating:
 
     def __init__(self) -> None:
         self._seen: dict[Endpoint, tuple[float, list[_Slot]]] = {}
+        self._one_at_a_time = asyncio.Lock()  # who looks at the same moment has what the first one was told
 
     async def figures(self, endpoints: Iterable[Endpoint]) -> dict[Exchange, dict[str, Any]]:
         """Request -> `tokens`, `tokens_per_s`, for those whose answer has begun and whose engine tells."""
@@ -50,7 +52,8 @@ class Generating:
             live = [each for each in endpoint.live if each.sent_s and each.outcome is None]
             if not live or not endpoint.is_llamacpp or endpoint.pool is None:
                 continue
-            told_s, slots = await self._slots(endpoint)
+            async with self._one_at_a_time:
+                told_s, slots = await self._slots(endpoint)
             for exchange, slot in _matched(live, slots):
                 n_tokens = slot.next_token[0].n_decoded if slot.next_token else 0
                 answering_s = told_s - exchange.first_token_s

@@ -7,6 +7,7 @@ that is free stays about the same.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -56,18 +57,26 @@ class Headrooms:
         """devices: as they are now."""
         async with self._one_at_a_time:
             free = self._fleet.loading.free_budget()
-            loaded = [each for each in self._fleet.endpoints.values() if each.planned is not None and each.is_here]
-            newest = max(loaded, key=lambda each: each.last_used_s, default=None)
+            endpoints = list(self._fleet.endpoints.values())
+            newest = max(
+                (each for each in endpoints if each.planned is not None and each.is_here),
+                key=lambda each: each.last_used_s,
+                default=None,
+            )
+            loaded = frozenset(each.model_id for each in endpoints if each.pool is not None)
             free_bytes = (free.bytes, *free.gpu_bytes)
-            seen = (*(n_bytes // MOVED_BYTES for n_bytes in free_bytes), newest and newest.name, len(loaded))
+            names = tuple(each.device for each in devices)
+            seen = (*(n_bytes // MOVED_BYTES for n_bytes in free_bytes), newest and newest.name, loaded, names)
             if seen != self._seen:
-                self._kept = await asyncio.to_thread(self._all, [each.device for each in devices], free, newest)
+                self._kept = await asyncio.to_thread(self._all, names, free, newest, loaded)
                 self._seen = seen
             return [_said(device, *self._kept[device.device]) for device in devices]
 
-    def _all(self, devices: list[str], free: Budget, newest: Endpoint | None) -> dict[str, _Room]:
+    def _all(
+        self, devices: Iterable[str], free: Budget, newest: Endpoint | None, loaded: frozenset[str]
+    ) -> dict[str, _Room]:
+        """In a thread of its own: what changes meanwhile is given to it."""
         rates = kept_rates(self._fleet.loading.corrections.path)
-        loaded = {each.model_id for each in self._fleet.endpoints.values() if each.pool is not None}
         found: dict[str, _Room] = {}
         for device in devices:
             tokens = self._tokens(device, free, newest) if newest is not None else None
@@ -75,13 +84,16 @@ class Headrooms:
             found[device] = model, tokens, newest.model_id if newest is not None and tokens else None
         return found
 
-    def _largest(self, device: str, budget: Budget, loaded: set[str], rates: MachineRates | None) -> str | None:
+    def _largest(self, device: str, budget: Budget, loaded: frozenset[str], rates: MachineRates | None) -> str | None:
         """The id of the largest model for chats, of those that are not loaded."""
         free_bytes = budget.bytes if device == RAM else max(budget.gpu_bytes, default=0)
         able = [each for each in suggested("chat") if each.id not in loaded and each.file_bytes <= free_bytes]
         for entry in sorted(able, key=lambda each: -each.file_bytes):
             settings = self._fleet.config.for_model(entry.id)
-            plan = plan_entry(entry, settings.asked(), budget_for(settings, budget), rates)
+            try:
+                plan = plan_entry(entry, settings.asked(), budget_for(settings, budget), rates)
+            except LayaError:  # its own settings ask for what this device has not
+                continue
             if plan.fits and (device == RAM or not plan.settings.spills):
                 return split_kind(entry.id)[0]
         return None
@@ -108,7 +120,9 @@ class Headrooms:
                 kv_cache_dtype=planned.kv_cache_dtype,
                 kv_pool_tokens=None,
             )
-            file = self._fleet.files[endpoint.model_id]
+            file = self._fleet.files.get(endpoint.model_id)
+            if file is None:
+                return None
             try:
                 plan = kind_of(settings).plan(settings, file, asked, unbound, self._fleet.loading.corrections)
             except LayaError:  # a file that has gone meanwhile has no tokens

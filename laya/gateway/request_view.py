@@ -92,7 +92,7 @@ def _waits_for(exchange: Exchange, fleet: Fleet, may_see: MaySee) -> str | None:
     if endpoint.yields_to is not None:
         return f"{_named(fleet, endpoint.yields_to, may_see)}, which has the memory next"
     if endpoint.held_back is not None:
-        return f"room: {endpoint.held_back}"
+        return f"its turn: {endpoint.held_back}"
     if exchange not in endpoint.queue:
         return "its prompt to be counted"
     n_seqs = endpoint.planned.max_num_seqs if endpoint.planned is not None else 1

@@ -43,14 +43,16 @@ def tuned(fleet: Fleet, endpoint: Endpoint, flags: str) -> ResolvedModel:
 
 def tuned_entry(fleet: Fleet, model_id: str, flags: str) -> ResolvedModel:
     """The same for a model that may not be here."""
+    if len(flags) > _FLAGS_MOST:  # what is left of them would be other flags
+        raise WrongFlags(f"'flags' has {len(flags)} characters: expected {_FLAGS_MOST} or fewer.", param="flags")
     try:
-        said = parse_engine_flags(shlex.split(flags[:_FLAGS_MOST]))
+        said = parse_engine_flags(shlex.split(flags))
         strange = next((name for name in said if name not in TUNABLE), None)
         if strange is not None:
             raise ConfigError(f"'{strange}' is set in config.yaml; here are {', '.join(TUNABLE)}")
         return with_settings(fleet.config, said, model_id).for_model(model_id)
     except (ConfigError, ValueError) as error:
-        raise WrongFlags(f"'flags' is '{flags[:_FLAGS_MOST]}': {error}", param="flags") from None
+        raise WrongFlags(f"'flags' is '{flags}': {error}", param="flags") from None
 
 
 def tune(fleet: Fleet, endpoint: Endpoint, settings: ResolvedModel) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from laya.config import Config, parse_settings
 from laya.errors import InvalidRequest
 from laya.gateway.gauge import DeviceGauge
+from laya.gateway.headroom import Headrooms
 from laya.gateway.history import EVERY_S, KEPT_S, History
 from laya.gateway.tuning import is_tunable, pin, together, tuned
 
@@ -38,7 +40,10 @@ async def test_flags_change_what_a_plan_weighs_and_name_no_program_or_file(tmp_p
     settings = tuned(world.fleet, endpoint, "--max-seq-len 512 --kv-cache-dtype q8_0")
     assert (settings.max_seq_len, settings.kv_cache_dtype, settings.pinned) == (512, "q8_0", True)
     assert {"max_seq_len", "kv_cache_dtype"} <= settings.fixed
-    for flags in ("--engine-path /bin/sh", "--mmproj /etc/passwd", "--no-such-flag 1", "words", "--max-seq-len '"):
+    too_long = "--kv-cache-dtype f16 " * 14 + "--max-seq-len 4096"  # cut off, it would be another length
+    for flags in (
+        "--engine-path /bin/sh", "--mmproj /etc/passwd", "--no-such-flag 1", "words", "--max-seq-len '", too_long
+    ):  # fmt: skip
         with pytest.raises(InvalidRequest) as caught:
             tuned(world.fleet, endpoint, flags)
         assert (caught.value.param, caught.value.http_status) == ("flags", 422)
@@ -57,6 +62,16 @@ async def test_pinned_model_stays_and_a_pause_holds_all(tmp_path: Path) -> None:
     world.fleet.pausing.set(False)
     assert [each.held_back for each in world.fleet.endpoints.values()] == [None, None]
     assert [event.kind for event in world.events()] == ["paused", "resumed"]
+    await world.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("in_world")
+async def test_room_is_told_also_where_a_models_settings_ask_for_what_is_not_here(tmp_path: Path) -> None:
+    config = Config(models={"smollm2-135m": parse_settings({"gpu_layers": "all"})})
+    world = World(tmp_path, {"m": 100}, total_bytes=1 << 30, config=config)
+    (told,) = await Headrooms(world.fleet).of([GAUGE])
+    assert told.model is not None and told.model != "smollm2-135m"
     await world.close()
 
 
