@@ -1,4 +1,4 @@
-// Owns: the page's keys: / searches, l loads, u unloads, p pauses all, ? says so. Not while somebody writes.
+// Owns: the page's keys: / searches, l loads, u unloads, p pauses all. Not while somebody writes.
 
 /** does: key -> what it does. */
 export function listen(does) {

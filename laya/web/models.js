@@ -99,13 +99,12 @@ export class Models {
     else this.say(`${model.id} is ${model.state}.`);
   }
 
-  grip(id) {
-    const grip = element("button", { type: "button", className: "grip", tabIndex: -1, "aria-hidden": "true", title: "Drag it over the bar to see whether it fits" }, "⠿");
-    return grip;
+  grip() {
+    return element("button", { type: "button", className: "grip", tabIndex: -1, "aria-hidden": "true", title: "Drag it over the bar to see whether it fits" }, "⠿");
   }
 
   makeRow(id, ...parts) {
-    const row = element("li", { className: "model", tabIndex: 0 }, this.grip(id), ...parts);
+    const row = element("li", { className: "model", tabIndex: 0 }, this.grip(), ...parts);
     row.addEventListener("keydown", (event) => {
       const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
       if (!step || event.target !== row) return;

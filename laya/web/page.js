@@ -39,6 +39,7 @@ const logs = new Logs(part("logs-card"), part("logs"));
 const explain = new Explain(part("explain"), { openLog: () => (isUser ? null : (engine, words) => logs.show(engine, words)) });
 const requests = new Requests({
   card: part("requests-card"), list: part("requests"), open: (id) => explain.open(id), changed: () => look(),
+  failed: (fault) => say(fault.message, true),
 });
 const experts = new Experts({ card: part("experts-card"), box: part("experts"), chat: () => chat.spoken });
 const connect = new Connect(part("connect"));
@@ -127,9 +128,13 @@ function drawPause(is_paused) {
 
 async function pause() {
   if (isUser) return;
-  const { is_paused } = await ask("POST", `/admin/pause?on=${!isPaused}`);
-  drawPause(is_paused);
-  look();
+  try {
+    const { is_paused } = await ask("POST", `/admin/pause?on=${!isPaused}`);
+    drawPause(is_paused);
+    look();
+  } catch (fault) {
+    say(fault.message, true);
+  }
 }
 
 /** What a key that is no admin's may see: its models, its own requests. */

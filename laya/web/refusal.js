@@ -5,7 +5,7 @@ import { element, size } from "./element.js";
 import { ask } from "./server.js";
 
 const BUTTONS = 3;
-let does = {}; // load(model, flags, how), unload(model), tryOut(model), choose(model): the page's
+let does = {}; // load(model, flags, how), unload(model), tryOut(model): the page's
 
 export function setRemedies(remedies) {
   does = { ...does, ...remedies };

@@ -6,9 +6,9 @@ import { ask } from "./server.js";
 const ENDED_SHOWN = 6;
 
 export class Requests {
-  /** open(id): explain that request. changed(): look at the server at once. */
-  constructor({ card, list, open, changed }) {
-    Object.assign(this, { card, list, open, changed });
+  /** open(id): explain that request. changed(): look at the server at once. failed(fault): a cancel was not possible. */
+  constructor({ card, list, open, changed, failed }) {
+    Object.assign(this, { card, list, open, changed, failed });
     this.cancelling = new Set();
     this.ended = element("ul", { className: "requests ended" });
     this.title = element("h3", {}, "Just finished");
@@ -58,7 +58,7 @@ export class Requests {
     try {
       await ask("DELETE", `/v1/requests/${encodeURIComponent(id)}`);
     } catch (fault) {
-      if (fault.status !== 404) throw fault; // it ended by itself meanwhile
+      if (fault.status !== 404) this.failed(fault); // else it ended by itself meanwhile
     } finally {
       this.cancelling.delete(id);
       this.changed();
