@@ -58,6 +58,7 @@ class _Screen:
         self._client = client
         self.view = View(client.url, {"models": [], "devices": []}, [], [])
         self._told: SimpleQueue[str] = SimpleQueue()
+        self._fault = ""  # why the last look saw nothing
         self.is_open = True
 
     def look(self) -> None:
@@ -70,13 +71,19 @@ class _Screen:
         self.view = View(old.url, state, requests, events[-KEPT_EVENTS:], old.selected, old.message)
 
     def look_again(self) -> None:
-        """The same while the screen is up: a server that is away is waited for."""
+        """The same while the screen is up: a server that is away is waited for. One that comes back may be another,
+        whose events begin anew."""
         with suppress(Empty):
             self.view.message = self._told.get_nowait()
         try:
             self.look()
         except LayaError as error:
-            self.view.message = error.message
+            self.view.message = self._fault = error.message
+            self.view.events = []
+            return
+        if self._fault and self.view.message == self._fault:
+            self.view.message = ""
+        self._fault = ""
 
     def drawn(self, console: Console, *, is_live: bool) -> Any:
         height = console.height if is_live else None

@@ -18,7 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
+from laya.cli.client import ServerClient
+from laya.cli.top import _Screen
 from laya.cli.top_frame import Selectable, View
+from laya.errors import EngineFailed, LayaError
 from tests.conftest import PROGRAM, ROOT
 
 DEADLINE_S = 60.0
@@ -138,6 +141,29 @@ def test_without_a_server_it_says_so_and_ends_with_4() -> None:
         [*PROGRAM, "top"], capture_output=True, text=True, env=environment("http://127.0.0.1:9"), timeout=60
     )
     assert (done.returncode, done.stdout) == (4, "") and "No server at" in done.stderr
+
+
+def test_server_that_comes_back_is_seen_from_its_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    state: dict[str, Any] = {"models": [], "devices": []}
+    runs = [[{"id": 7, "text": "before"}], EngineFailed("No server there"), [{"id": 1, "text": "anew"}]]
+
+    def get(path: str, query: dict[str, str] | None = None) -> Any:
+        run = runs[0]
+        if isinstance(run, LayaError):
+            raise run
+        if path == "/admin/events":
+            return {"events": [each for each in run if each["id"] > int((query or {})["after"])]}
+        return state if path == "/admin/state" else {"data": []}
+
+    client = ServerClient("http://127.0.0.1:9")
+    monkeypatch.setattr(client, "get", get)
+    screen = _Screen(client)
+    seen = []
+    while runs:
+        screen.look_again()
+        seen.append((screen.view.message, [each["text"] for each in screen.view.events]))
+        del runs[0]
+    assert seen == [("", ["before"]), ("No server there", []), ("", ["anew"])]
 
 
 def test_selection_stays_inside_and_survives_rows_that_went() -> None:
