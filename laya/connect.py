@@ -90,7 +90,7 @@ def _open_webui(target: Target) -> str:
     image = "-v open-webui:/app/backend/data ghcr.io/open-webui/open-webui:main"
     if target.is_loopback:
         notes = [
-            "# This server listens on 127.0.0.1 only; a container reaches that on the host's network alone (Linux).",
+            "# 127.0.0.1 is this machine's; a container reaches it on the host's network alone (Linux).",
             "# Else, and from another machine: `laya serve --lan` prints a key and an address to use instead.",
         ]
         network = ["--network=host -e HOST=127.0.0.1 -e PORT=3000"]

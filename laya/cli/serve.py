@@ -136,8 +136,10 @@ def _say_ready(
     named = f"model {json.dumps(model)}   " if model else ""
     console.print(f" OpenAI base URL     {url}/v1      {named}key: {key}")
     if lan_key:
+        host_name = "host.docker.internal"  # which Docker knows on Linux where it is told
         console.print(
-            f" From a container    OPENAI_BASE_URL=http://host.docker.internal:{port}/v1 OPENAI_API_KEY={lan_key}"
+            f" From a container    docker run --add-host={host_name}:host-gateway"
+            f" -e OPENAI_BASE_URL=http://{host_name}:{port}/v1 -e OPENAI_API_KEY={lan_key}"
         )
     for failed, fault in gateway.fleet.roster.entries.faults.items():
         console.print(f" [bold red]not served[/]         models.{shown(failed)}: {shown(fault.message)}")

@@ -160,7 +160,8 @@ def test_lan_makes_a_key_that_is_needed_and_kept(
     assert stat.S_IMODE((laya_home / "lan_key").stat().st_mode) == 0o600
     until(lambda: f"key: {key}" in "".join(server.said))
     port = server.url.rpartition(":")[2]
-    paste = f"OPENAI_BASE_URL=http://host.docker.internal:{port}/v1 OPENAI_API_KEY={key}\n"
+    paste = "docker run --add-host=host.docker.internal:host-gateway "
+    paste += f"-e OPENAI_BASE_URL=http://host.docker.internal:{port}/v1 -e OPENAI_API_KEY={key}\n"
     until(lambda: any(line.endswith(paste) for line in server.said))  # in one line, to be pasted
     paste = f"export LAYA_URL=http://127.0.0.1:{port} LAYA_API_KEY={key}\n"
     until(lambda: any(line.endswith(paste) for line in server.said))
