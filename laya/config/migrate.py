@@ -51,15 +51,15 @@ def migrated(text: str, version: int, steps: Mapping[int, Renames] = STEPS, newe
     """The text in the form of the newest version. Raises ConfigError where both names of a key are there."""
     changes: list[str] = []
     for number in range(version, newest):
-        edits = []
+        edits: set[_Edit] = set()  # what an anchor holds is met once for each of its aliases, and changed once
         for path, key, siblings in _keys(yaml.compose(text, Loader=yaml.SafeLoader), ()):
             new = next((name for old, name in steps[number].items() if _matches(old, path)), None)
             if path == ("version",):
-                edits.append(_of_value(key, siblings, str(number + 1)))
+                edits.add(_of_value(key, siblings, str(number + 1)))
             elif new is not None and new in (other.value for other, _ in siblings):
                 raise ConfigError(f"line {key.start_mark.line + 1}: {dotted(path)} is {new} now, which is there too")
             elif new is not None:
-                edits.append(_Edit(key.start_mark.index, key.end_mark.index, new))
+                edits.add(_Edit(key.start_mark.index, key.end_mark.index, new))
                 changes.append(f"line {key.start_mark.line + 1}: {dotted(path)} is {new}")
         for edit in sorted(edits, reverse=True):
             text = text[: edit.start] + edit.text + text[edit.end :]

@@ -51,6 +51,13 @@ def test_keys_are_renamed_where_they_stand_and_nothing_else_changes() -> None:
     assert len(changes) == 6
 
 
+def test_what_an_anchor_holds_is_renamed_once() -> None:
+    old = "version: 1\nmodels:\n  a: &same {max_seq_len: 512}\n  b: *same\n  c: {<<: *same, pinned: true}\n"
+    text, _ = migrated(old, 1, STEPS_OF_TEST, 3)
+    assert text == old.replace("version: 1", "version: 3").replace("max_seq_len", "context").replace("pinned", "stays")
+    assert yaml.safe_load(text)["models"]["c"] == {"context": 512, "stays": True}
+
+
 def test_a_file_without_a_version_is_version_1_and_gets_one() -> None:
     text, _ = migrated("max_seq_len: 4096\n", 1, STEPS_OF_TEST, 2)
     assert text == "version: 2\nwindow: 4096\n"
