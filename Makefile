@@ -94,7 +94,7 @@ audit: build/packaging/.installed   ## known vulnerabilities of what lock.txt na
 
 test-packaging: $(VENV)/.laya-dev build/packaging/.installed   ## the wheel from outside, manifests by their schemas, promtool, Dockerfile
 	@$(BIN)/python -m pytest tests/packaging tests/packages -rs -p no:cacheprovider $(ARGS)
-	@scripts/check_dockerfile cpu
+	@$(BIN)/python scripts/check_dockerfile cpu cuda
 
 build/packaging/.installed: constraints.txt
 	@$(PYTHON) -m venv build/packaging
