@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 
-from laya.engines.held_memory import family, read_family, read_memory
+import pytest
+
+from laya.engines.held_memory import _is_one_memory, family, read_family, read_memory
 from laya.types import MIB
 
 CLONE_VM = 0x100
@@ -38,6 +41,7 @@ def test_libraries_of_one_program_count_once_and_what_is_its_own_for_each() -> N
     assert read_family(process.pid) is None
 
 
+@pytest.mark.skipif(not _is_one_memory(os.getpid(), os.getpid()), reason="this kernel, or its filter, has no kcmp")
 def test_what_is_being_started_does_not_count_the_memory_of_who_starts_it() -> None:
     """As after vfork: a process more, and not a byte."""
     code = (

@@ -6,10 +6,12 @@ What pip would install anew is asked by `make check-lock`, which needs the netwo
 from __future__ import annotations
 
 import runpy
+import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -25,6 +27,7 @@ def wanted(lines: list[str], extras: tuple[str, ...] = ()) -> Iterator[Requireme
             yield requirement
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 gets older versions, which lock.txt leaves out")
 def test_what_is_installed_is_what_is_locked() -> None:
     todo = list(wanted([line for line in SCRIPT["requirements"]() if not line.startswith(("cmake", "ninja"))]))
     seen: set[tuple[str, tuple[str, ...]]] = set()
