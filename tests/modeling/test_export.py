@@ -141,6 +141,7 @@ def test_a_model_without_room_is_refused_before_it_is_read(
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + (1 << 43))
     assert n_weights(huge) == 1 << 42
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 30))
     assert main([str(huge), "--out", str(tmp_path / "a.gguf")]) == 3
     assert f"{tmp_path / 'a.gguf'} takes 8192.0 GiB of disk; {tmp_path} has" in capsys.readouterr().err
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 60))
