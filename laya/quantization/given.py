@@ -32,7 +32,7 @@ def given_text(flag: str, name: str, most_characters: int | None = None, hint: s
         ) from None
     if "\0" in text:
         raise ConfigError(f"{flag} {name}: no text: byte {raw.index(0)} is 0.", param=param)
-    if not text.strip():
+    if is_whole and not text.strip():
         raise ConfigError(f"{flag} {name}: there is no text in it.", param=param)
     return text[:most_characters]
 
