@@ -1,5 +1,5 @@
-"""Owns: a file that a user named for a result: written whole or not at all, and through links; a pipe or a device is
-written into.
+"""Owns: a file or folder that a user named for a result: written whole or not at all, and through links; a pipe or a
+device is written into; readable to whom the user's umask says.
 
 Knows nothing of what is in it.
 """
@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from laya.errors import InvalidRequest
+from laya.errors import Conflict, InvalidRequest
 
 
 def check_result_file(option: str, path: Path) -> None:
@@ -23,6 +23,22 @@ def check_result_file(option: str, path: Path) -> None:
     target = path.resolve()
     if not os.access(target if _is_special(target) else target.parent, os.W_OK):
         raise InvalidRequest(f"{option} {path}: it cannot be written there.")
+
+
+def check_new(option: str, path: Path) -> None:
+    """Raises Conflict for what is there already, InvalidRequest where there is no folder to put it into."""
+    if os.path.lexists(path):
+        raise Conflict(f"{option} {path} is there already; remove it first, or name another.")
+    if not path.absolute().parent.is_dir():
+        raise InvalidRequest(f"{option} {path}: there is no folder {path.parent}.")
+
+
+def as_umask_says(folder: Path) -> None:
+    """Give the folder's files the modes that `open` would have: safetensors writes through a private temporary file."""
+    os.umask(umask := os.umask(0o077))
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(0o666 & ~umask)
 
 
 def write_result_file(path: Path, content: bytes) -> None:

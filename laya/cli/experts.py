@@ -14,16 +14,16 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from laya.cli.experts_show import print_use
 from laya.cli.fit import Fitter
-from laya.cli.lab import check_torch
+from laya.cli.lab import check_torch, interruptible
 from laya.config import Config, load_config
 from laya.errors import ConfigError, InsufficientMemory, InvalidRequest
 from laya.experts.asking import Engine, ask
 from laya.experts.counting import WINDOW_TOKENS, Counted, Job
 from laya.experts.use import ExpertUse
+from laya.lab_progress import Progressing
 from laya.memory import Machine, read_facts
 from laya.models import home_path, resolve, size_text
 from laya.result_file import check_result_file, write_result_file
@@ -132,8 +132,9 @@ def _shape(model: ModelFile) -> tuple[int | None, int | None]:
 
 
 def _counted(engine: Engine, job: Job) -> Counted:
-    console = Console(stderr=True)
-    columns = (TextColumn(" {task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} tokens"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:
-        task = bars.add_task(f"counting, by {engine}", total=None)
-        return ask(engine, job, lambda done, of: bars.update(task, completed=done, total=of))
+    with (
+        interruptible("experts", "nothing is written"),
+        Progressing(Console(stderr=True)) as progress,
+    ):
+        progress.stage(f"counting, by {engine}", unit="tokens")
+        return ask(engine, job, progress.update)

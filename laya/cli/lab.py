@@ -8,10 +8,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import typer
 
 from laya.errors import ConfigError
+from laya.lab_verb import says_what_is_left, stop_code, stopped_by_signals
 
 _NEEDED = ("torch", "transformers", "safetensors", "gguf")
 _EVAL_NEEDED = ("numpy", "gguf", "matplotlib", "jsonschema")
@@ -44,6 +47,16 @@ def check_torch(verb: str, needed: tuple[str, ...] = _NEEDED) -> None:
         raise ConfigError(
             f"`laya {verb}` needs {', '.join(missing)}, which this Python does not have: pip install 'laya-llm[torch]'"
         )
+
+
+@contextmanager
+def interruptible(verb: str, left: str) -> Iterator[None]:
+    """Of a verb that stays in this process: what a signal leaves is said, and told by the exit code."""
+    try:
+        with says_what_is_left(verb, left), stopped_by_signals():
+            yield
+    except KeyboardInterrupt as stopped:
+        raise typer.Exit(stop_code(stopped)) from None
 
 
 def _run(module: str, context: typer.Context, needed: tuple[str, ...] = _NEEDED) -> None:

@@ -13,12 +13,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from laya.cli.client import ServerClient
+from laya.cli.lab import interruptible
 from laya.cli.output import shown
 from laya.config import Config, load_config
 from laya.errors import ConfigError, LayaError, NoServer
+from laya.lab_progress import Progressing
 from laya.memory import Budget, Machine
 from laya.models import Library, resolve, size_text
 from laya.quantization.calibration import CALIBRATION_TOKENS
@@ -74,7 +75,7 @@ def quantize(
             n_threads=threads or Machine().cores(),
         )
         budget = _budget(config, console)
-        with _watcher(console, budget) as watcher:
+        with _watcher(console, budget, as_json=as_json) as watcher:
             folder_made = make_folder(folder, Library(), budget, watcher)
         if as_json:
             print(json.dumps(msgspec.to_builtins(folder_made)))
@@ -109,7 +110,7 @@ def quantize(
         name=name,
         n_threads=threads or Machine().cores(),
     )
-    with _watcher(console, budget) as watcher:
+    with _watcher(console, budget, as_json=as_json) as watcher:
         made = make(asked, Library(), budget, watcher)
     for warning in made.card.warnings:
         console.print(f"[yellow]note:[/] {shown(warning)}")
@@ -154,20 +155,12 @@ def _budget(config: Config, console: Console) -> Budget:
 
 
 class _Watcher:
-    """A bar for each stage; what is planned is said before the first byte is written."""
+    """What is planned is said before the first byte is written."""
 
-    def __init__(self, console: Console, bars: Progress, budget: Budget) -> None:
-        self._console, self._bars, self._budget = console, bars, budget
-        self._task: Any = None
-
-    def stage(self, text: str) -> None:
-        if self._task is not None:
-            self._bars.remove_task(self._task)
-        self._task = self._bars.add_task(text, total=None)
-        self._bars.start()
-
-    def progress(self, done: int, total: int) -> None:
-        self._bars.update(self._task, completed=done, total=total)
+    def __init__(self, console: Console, progress: Progressing, budget: Budget) -> None:
+        self._console, self._budget = console, budget
+        self.stage = progress.stage
+        self.progress = progress.update
 
     def planned(self, job: Job, peak_bytes: int) -> None:
         self._console.print(
@@ -184,13 +177,12 @@ class _Watcher:
 
 
 @contextmanager
-def _watcher(console: Console, budget: Budget) -> Iterator[_Watcher]:
-    columns = (TextColumn(" {task.description}"), BarColumn(), TimeRemainingColumn())
-    bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-    try:
-        yield _Watcher(console, bars, budget)
-    finally:
-        bars.stop()
+def _watcher(console: Console, budget: Budget, *, as_json: bool) -> Iterator[_Watcher]:
+    with (
+        interruptible("quantize", "models and files are as they were"),
+        Progressing(console, is_silent=as_json) as progress,
+    ):
+        yield _Watcher(console, progress, budget)
 
 
 def _show(console: Console, made: Made) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -48,6 +49,7 @@ _SECTIONS = {
     "defaults": SamplingDefaults,
 }  # fmt: skip
 _SHORT_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmM]|[eE]\+?(\d))")  # 4k, 1e3
+_WITHOUT_POINT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d\d?")  # 1e-3
 MAX_NAMED_KEYS = 12
 MAX_INTEGER = 2**32 - 1  # what llama.cpp's context sizes and seeds are held in
 
@@ -66,8 +68,13 @@ def to_struct(struct: type[_Struct], document: Document, path: KeyPath = (), dat
         values[key] = _value(fields[key].type, document, (*path, key), value)
     missing = [name for name, field in fields.items() if field.required and name not in values]
     if missing:
-        raise document.error(path, f"{dotted(path)}: {missing[0]} is missing")
-    return struct(**values)
+        raise document.error(path, f"{dotted(path)}: {missing[0]} is missing" if path else f"{missing[0]} is missing")
+    try:
+        return struct(**values)
+    except ValueError as error:  # of values that do not go together; its first word is the key of one of them
+        told = (*path, *str(error).partition(" ")[0].split("."))
+        start = f"{dotted(path)}." if told[:-1] == path else f"{dotted(path)}: "
+        raise document.error(told if told in document.lines else path, f"{start if path else ''}{error}") from None
 
 
 def _value(annotation: Any, document: Document, path: KeyPath, value: Any) -> Any:
@@ -109,6 +116,8 @@ def _meant(annotation: Any, value: Any) -> str:
     if number and any(isinstance(kind, inspect.IntType) for kind in kinds):
         scale = {"k": 1024, "m": 1024**2}.get(number[2].lower(), 10 ** int(number[3] or 0))
         close = str(round(float(number[1]) * scale))
+    elif any(isinstance(kind, inspect.FloatType) for kind in kinds) and _WITHOUT_POINT.fullmatch(value.strip()):
+        close = f"{Decimal(value):f}"  # to YAML a number with an exponent and no point is text
     return f": write {close}" if close else ""
 
 
@@ -171,6 +180,7 @@ def _unknown_key(
     struct: type[msgspec.Struct], document: Document, path: KeyPath, siblings: dict[str, Any]
 ) -> ConfigError:
     key, known = str(path[-1]), struct.__struct_fields__
+    is_ours = struct.__module__.split(".")[:2] == __name__.split(".")[:2]  # else of another file than config.yaml
     beside = {name: document.written.get((*path[:-1], name), value) for name, value in siblings.items()}
     foreign = foreign_key(path, beside, in_model=issubclass(struct, ModelSettings), top_level=struct is Config)
     if foreign:
@@ -178,12 +188,12 @@ def _unknown_key(
     for section, owner in _SECTIONS.items():
         if issubclass(struct, ModelSettings) and key in owner.__struct_fields__:
             return document.error(path, f"{key} belongs under `{section}:`")
-    if struct is not Config and key in Config.__struct_fields__:
+    if is_ours and struct is not Config and key in Config.__struct_fields__:
         return document.error(path, f"{dotted(path)}: {key} belongs at the top level")
     if struct is Config and key in ModelConfig.__struct_fields__:
         return document.error(path, f"{key} belongs to one model, under `models:`")
     close = nearest(key.replace("-", "_").lower(), known)
-    names = ", ".join(known) if len(known) <= MAX_NAMED_KEYS else "`laya config example` shows them all"
+    names = ", ".join(known) if len(known) <= MAX_NAMED_KEYS or not is_ours else "`laya config example` shows them all"
     hint = f"Did you mean {close}?" if close else f"Keys here: {names}."
     return document.error(path, f"{document.key(path)} is not a key here. {hint}")
 

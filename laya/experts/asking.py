@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from laya.errors import EngineFailed
+from laya.errors import EngineFailed, InvalidRequest
 from laya.experts.counting import Counted, Job
 
 _MODULES = {"llama.cpp": "laya.experts.of_gguf", "torch": "laya.experts.of_hf"}
@@ -23,11 +23,13 @@ class _Line(msgspec.Struct):
     done: int | None = None
     of: int = 0
     error: str | None = None
+    is_asked: bool = False
+    """The fault is of what was asked for, not of the engine."""
     n_experts: int | None = None
 
 
-def ask(engine: Engine, job: Job, on_progress: Callable[[int, int], None]) -> Counted:
-    """Raises EngineFailed with what the process said, or how it ended."""
+def ask(engine: Engine, job: Job, on_progress: Callable[[int, int], object]) -> Counted:
+    """Raises InvalidRequest or EngineFailed with what the process said, EngineFailed with how it ended."""
     with (
         tempfile.TemporaryFile() as said,
         subprocess.Popen(
@@ -40,7 +42,7 @@ def ask(engine: Engine, job: Job, on_progress: Callable[[int, int], None]) -> Co
             for raw in child.stdout:
                 line = msgspec.json.decode(raw, type=_Line)
                 if line.error is not None:
-                    raise EngineFailed(line.error)
+                    raise InvalidRequest(line.error) if line.is_asked else EngineFailed(line.error)
                 if line.n_experts is not None:
                     return msgspec.json.decode(raw, type=Counted)
                 on_progress(line.done or 0, line.of)

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from laya.engines.child_start import die_with_parent, enter_group, step_back
-from laya.errors import LayaError
+from laya.errors import InvalidRequest, LayaError
 from laya.texts import Document
 
 WINDOW_TOKENS = 512
@@ -80,12 +80,12 @@ def count(router: Router, documents: Sequence[Document], on_progress: Callable[[
     start = [] if router.first_token is None else [router.first_token]
     step = router.window_tokens - len(start)
     if step < 1:
-        raise ValueError(f"a window of {router.window_tokens} tokens has no room for a text")
+        raise InvalidRequest(f"a window of {router.window_tokens} tokens has no room for a text")
     topics: dict[str, TopicCounts] = {}
     n_done, top_k = 0, 0
     for topic, tokens in texts:
         if not tokens:
-            raise ValueError(f"a text of the topic '{topic}' has not one token")
+            raise InvalidRequest(f"a text of the topic '{topic}' has not one token")
         of_topic = topics.setdefault(topic, TopicCounts(topic=topic))
         for at in range(0, len(tokens), step):
             window = tokens[at : at + step]
@@ -122,7 +122,8 @@ def serve(open_router: Callable[[Job], Router]) -> int:
         enter_group(job.group)
         counted = count(open_router(job), job.documents, lambda done, of: _say({"done": done, "of": of}))
     except (LayaError, OSError, ValueError) as error:
-        _say({"error": error.message if isinstance(error, LayaError) else str(error)})
+        is_asked = isinstance(error, LayaError) and error.exit_code == InvalidRequest.exit_code
+        _say({"error": error.message if isinstance(error, LayaError) else str(error), "is_asked": is_asked})
         return 1
     _say(counted)
     return 0

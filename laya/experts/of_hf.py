@@ -18,10 +18,11 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging
 
 import laya.modeling.model  # noqa: F401  registers Laya's own with transformers
+from laya.errors import BadModelFile
 from laya.experts.counting import Job, serve
+from laya.modeling.quiet import quiet_transformers
 
 _IDS = ("top_k_index", "router_indices")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
@@ -31,10 +32,9 @@ class HfRouter:
     """See `counting.Router`."""
 
     def __init__(self, job: Job) -> None:
-        """Raises ValueError or OSError where the folder is no model with experts whose choice can be read."""
+        """Raises BadModelFile or OSError where the folder is no model with experts whose choice can be read."""
         torch.set_num_threads(job.n_threads)
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        quiet_transformers()
         folder = Path(job.path)
         config = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):  # before a weight is read
@@ -43,9 +43,9 @@ class HfRouter:
         try:
             self._model, report = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
         except SafetensorError as error:
-            raise ValueError(f"{folder} has a broken safetensors file: {error}") from None
+            raise BadModelFile(f"{folder} has a broken safetensors file: {error}") from None
         if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"{folder} lacks weights, which would be drawn at random: {', '.join(missing[:3])}, ...")
+            raise BadModelFile(f"{folder} lacks weights, which would be drawn at random: {', '.join(missing[:3])}, ...")
         self._model.eval()
         experts = _experts_of(self._model, folder)
         self.n_experts = max(int(module.num_experts) for module in experts.values())
@@ -85,21 +85,23 @@ class HfRouter:
 
 
 def _experts_of(model: nn.Module, folder: Path) -> dict[int, Any]:
-    """Layer -> the module that holds its experts. Raises ValueError where there is none, or none that tells."""
+    """Layer -> the module that holds its experts. Raises BadModelFile where there is none, or none that tells."""
     found: dict[int, Any] = {}
     for layer, name, module in _modules_with_ids(model):
         if layer in found:
-            raise ValueError(f"{folder} has experts in more than one stack of layers ({name}): they are not told apart")
+            raise BadModelFile(
+                f"{folder} has experts in more than one stack of layers ({name}): they are not told apart"
+            )
         found[layer] = module
     if found:
         return found
     kind = getattr(model.config, "model_type", type(model).__name__)
     if any("expert" in name for name, _ in model.named_parameters()):
-        raise ValueError(
+        raise BadModelFile(
             f"{folder} (model_type '{kind}') has experts, but transformers' code of that family does not pass the "
             "router's ids to them; a GGUF file of it may tell, through llama.cpp."
         )
-    raise ValueError(f"{folder} (model_type '{kind}') is a dense model: it has no experts.")
+    raise BadModelFile(f"{folder} (model_type '{kind}') is a dense model: it has no experts.")
 
 
 def _modules_with_ids(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
@@ -111,14 +113,14 @@ def _modules_with_ids(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
 
 
 def _tokenizer(folder: Path) -> Any:
-    """Raises ValueError where there is no tokenizer.json."""
+    """Raises BadModelFile where there is no tokenizer.json."""
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise ValueError(f"{file} is missing: without it no text becomes tokens.")
+        raise BadModelFile(f"{file} is missing: without it no text becomes tokens.")
     try:
         tokenizer = Tokenizer.from_str(file.read_text("utf-8"))
     except Exception as error:  # the library raises Exception itself
-        raise ValueError(f"{file} is no tokenizer: {error}") from None
+        raise BadModelFile(f"{file} is no tokenizer: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

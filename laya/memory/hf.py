@@ -77,7 +77,7 @@ def local_model(path: Path) -> LocalModel:
 def _found_instead(folder: Path) -> str:
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         return "Its weights are PyTorch pickles, which cannot be read without running them."
-    return f"Name {folder / CONFIG} to plan it without its weights."
+    return f"`laya plan {folder / CONFIG}` plans it without its weights."
 
 
 def facts_of_source(source: ModelSource) -> HfFacts:

@@ -10,21 +10,26 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from laya.errors import LayaError
+from laya.errors import BadModelFile, ConfigError
+from laya.lab_progress import Progressing
+from laya.lab_verb import run_verb
 from laya.memory.hf import local_model
 from laya.memory.safetensors import read_tables
 from laya.modeling.config import LayaConfig
 from laya.modeling.gguf_file import TYPES, check_router, write_gguf
 from laya.modeling.model import LayaForCausalLM
+from laya.modeling.quiet import quiet_transformers
 from laya.modeling.room import check_disk, check_memory
+from laya.result_file import as_umask_says, check_new
 
 MOST_KL = {"f32": 1e-4, "f16": 2e-2}
 LEAST_SAME_EXPERTS = {"f32": 0.999, "f16": 0.95}
@@ -35,11 +40,15 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.ji
 _SAMPLE = Path(__file__).with_name("parity_text.txt")
 
 
+def _nobody(_stage: str) -> None:
+    """Is told of the stages where nobody asked."""
+
+
 def load_model(folder: Path) -> LayaForCausalLM:
-    """In float32. Raises ValueError where its files lack weights: transformers would draw them."""
+    """In float32. Raises BadModelFile where its files lack weights: transformers would draw them."""
     model, report = LayaForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
-        raise ValueError(f"{folder} lacks weights, which would be drawn at random: {', '.join(missing[:3])}")
+        raise BadModelFile(f"{folder} lacks weights, which would be drawn at random: {', '.join(missing[:3])}")
     return model.eval()
 
 
@@ -58,21 +67,24 @@ def as_mixtral(model: LayaForCausalLM) -> MixtralForCausalLM:
     return theirs
 
 
-def export_mixtral(folder: Path, out: Path) -> float:
+def export_mixtral(folder: Path, out: Path, stage: Callable[[str], None] = _nobody) -> float:
     """A folder that servers and quantizers of Mixtral take. Gives the largest difference of a logit on a sample.
 
-    Raises ValueError where the saved model computes something else, FileExistsError where `out` is there.
+    Raises ValueError where the saved model computes something else, Conflict where `out` is there.
     """
-    if out.exists():
-        raise FileExistsError(f"{out} is there already")
+    check_new("--out", out)
+    stage("reading")
     model = load_model(folder)
     part = out.with_name(out.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     try:
+        stage("writing")
         as_mixtral(model).save_pretrained(part)
         for name in _TOKENIZER_FILES:
             if (folder / name).is_file():
                 shutil.copy(folder / name, part / name)
+        as_umask_says(part)
+        stage("comparing with the torch model")
         saved = MixtralForCausalLM.from_pretrained(part, dtype=torch.float32).eval()
         sample = torch.arange(min(64, model.config.vocab_size))[None]
         with torch.inference_mode():
@@ -85,17 +97,20 @@ def export_mixtral(folder: Path, out: Path) -> float:
     return difference
 
 
-def export_gguf(folder: Path, out: Path, kind: str, text: Path, greedy_tokens: int) -> dict[str, float]:
+def export_gguf(
+    folder: Path, out: Path, kind: str, text: Path, greedy_tokens: int, stage: Callable[[str], None] = _nobody
+) -> dict[str, float]:
     """A GGUF file, held to the torch model on `text`; gives `Parity` as a dict.
 
     Raises ValueError where it differs by more than `MOST_KL` and `LEAST_SAME_EXPERTS` allow its type.
     """
-    if out.exists():
-        raise FileExistsError(f"{out} is there already")
+    check_new("--out", out)
+    stage("reading")
     model = load_model(folder)
     template = folder / "chat_template.jinja"
     unchecked = out.with_name(f"unchecked-{os.getpid()}-{out.name}")
     try:
+        stage("writing")
         write_gguf(
             model,
             folder / "tokenizer.json",
@@ -105,6 +120,7 @@ def export_gguf(folder: Path, out: Path, kind: str, text: Path, greedy_tokens: i
             chat_template=template.read_text() if template.is_file() else None,
         )
         del model
+        stage("comparing with the torch model, by llama.cpp")
         words = [sys.executable, "-m", "laya.modeling.parity", str(folder), str(unchecked), "--text", str(text)]
         words += ["--greedy-tokens", str(greedy_tokens)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -137,29 +153,26 @@ def check_room(folder: Path, out: Path, to: str, kind: str) -> None:
 
 
 def _check(folder: Path, out: Path, text: Path, greedy_tokens: int) -> None:
-    """Raises ValueError or OSError for what would be found only after minutes, or taken for something else."""
+    """Raises LayaError for what would be found only after minutes, or taken for something else."""
     config = folder / "config.json"
     if not config.is_file():  # Transformers would look for a repository of that name
-        raise FileNotFoundError(f"{folder} is no folder of a Laya model: there is no {config}")
+        raise BadModelFile(f"{folder} is no folder of a Laya model: there is no {config}")
     try:
         found = json.loads(config.read_text()).get("model_type")
     except (ValueError, AttributeError):
-        raise ValueError(f"{config} is no configuration of a model") from None
+        raise BadModelFile(f"{config} is no configuration of a model") from None
     if found != LayaConfig.model_type:  # whose weights Transformers would pass over, and export what it drew instead
-        raise ValueError(f"{config}: model_type is {found!r}; what is exported is {LayaConfig.model_type!r}")
-    if out.exists():
-        raise FileExistsError(f"{out} is there already")
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"--out {out}: there is no folder {out.parent}")
+        raise BadModelFile(f"{config}: model_type is {found!r}; what is exported is {LayaConfig.model_type!r}")
+    if not any(folder.glob("*.safetensors")):
+        raise BadModelFile(
+            f"{folder} has no weights: there is no .safetensors file beside {config.name}. Name the folder that "
+            "`laya train` (OUT/model) or `laya upcycle` wrote."
+        )
+    check_new("--out", out)
     if not text.is_file():
-        raise FileNotFoundError(f"--text {text}: there is no such file")
+        raise ConfigError(f"--text {text}: there is no such file", param="text")
     if greedy_tokens < 0:
-        raise ValueError(f"--greedy-tokens: expected 0 or more, got {greedy_tokens}")
-
-
-def _stop(number: int, _frame: object) -> None:
-    """As Ctrl-C does, so that what is half written goes."""
-    raise KeyboardInterrupt(128 + number)
+        raise ConfigError(f"--greedy-tokens: expected 0 or more, got {greedy_tokens}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -172,24 +185,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--greedy-tokens", type=int, default=0, help="also compare this many tokens of greedy text")
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     args = parser.parse_args(argv)
-    before = signal.signal(signal.SIGTERM, _stop)
-    try:
-        _check(args.model, args.out, args.text, args.greedy_tokens)
-        check_room(args.model, args.out, args.to, args.type)
+    quiet_transformers()
+    return run_verb("export", f"nothing is left of {args.out}", lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    _check(args.model, args.out, args.text, args.greedy_tokens)
+    check_room(args.model, args.out, args.to, args.type)
+    with Progressing(Console(stderr=True), is_silent=args.json) as progress:
         if args.to == "mixtral":
-            result: dict[str, float] = {"max_logit_difference": export_mixtral(args.model, args.out)}
+            result = {"max_logit_difference": export_mixtral(args.model, args.out, progress.stage)}
         else:
-            result = export_gguf(args.model, args.out, args.type, args.text, args.greedy_tokens)
-    except LayaError as error:
-        print(f"laya export: {error.message}", file=sys.stderr)
-        return error.exit_code
-    except (ValueError, OSError) as error:
-        print(f"laya export: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as stopped:
-        return stopped.args[0] if stopped.args else 128 + signal.SIGINT
-    finally:
-        signal.signal(signal.SIGTERM, before)
+            result = export_gguf(args.model, args.out, args.type, args.text, args.greedy_tokens, progress.stage)
     if not args.json:
         print(f"{args.out} computes what {args.model} does:")
         for name, value in result.items():

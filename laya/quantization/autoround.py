@@ -29,6 +29,7 @@ from laya.quantization.held import held_to
 from laya.quantization.limits import status_bytes
 from laya.quantization.packed import BITS, PARTS
 from laya.quantization.published import IS_ROUTER, check_whole, linear_stems, published, settings_of
+from laya.result_file import as_umask_says
 
 TUNING_STEPS, TUNING_WINDOW = 50, 512  # AutoRound's "light" recipe has so many
 COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
@@ -150,6 +151,7 @@ def main(argv: list[str] | None = None) -> int:
         shutil.rmtree(rounded)
         stage("checking")
         found = check_whole(args.out, linear_stems(source))
+        as_umask_says(args.out)
         held = held_to(source, args.out, args.work)
     except (LayaError, OSError, ValueError) as error:
         print(re.sub(r"\s+", " ", str(error)), file=sys.stderr)

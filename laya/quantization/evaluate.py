@@ -21,17 +21,19 @@ import msgspec
 from rich.console import Console
 
 from laya.bench.hardware import hardware
-from laya.errors import ConfigError, LayaError
+from laya.errors import ConfigError
+from laya.lab_progress import Progressing
+from laya.lab_verb import run_verb
 from laya.memory.ggml import kv_cache_type
 from laya.models.library import Library
 from laya.models.work_folder import scratch_folder
 from laya.quantization.against import other_row, remote, run_against
 from laya.quantization.answers import Answered, accuracy
-from laya.quantization.given import given_text, stopped_by_signals
+from laya.quantization.given import given_text
 from laya.quantization.inspection import inspect
 from laya.quantization.likelihood import WINDOW_TOKENS, Question, Subject
 from laya.quantization.measuring import Measured, measure, mixed_text
-from laya.quantization.report import Report, Variant, show
+from laya.quantization.report import Report, Variant, definitions, scored_words, show
 from laya.quantization.serving import SERVED_TOKENS, Memory, Row, Speed, memory_of, served
 from laya.quantization.statistics import Interval
 from laya.quantization.tasks import SETS, Task, load_set
@@ -47,32 +49,28 @@ Tell = Callable[[str], None]
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
+    return run_verb("eval", "what was made for the table is gone, and no report is written", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     console = Console(stderr=options.json, highlight=False)
     started = time.monotonic()
-    try:
-        _check(options)
-        with ExitStack() as stack:
-            # on the store's disk: what is made may be as large as models, and /tmp may lie in memory
-            library = Library()
-            own = scratch_folder(library.scratch_path(f"eval {os.getpid()}"), library.scratch_paths(), "this table")
-            folder = stack.enter_context(own)
-            status = stack.enter_context(Console(stderr=True).status("")) if sys.stderr.isatty() else None
-            report = evaluate(options, folder, status.update if status else lambda _words: None)
-        report.seconds = round(time.monotonic() - started, 1)
-        show(report, console)
-        if options.html is not None:
-            from laya.quantization.html_report import html_of
+    _check(options)
+    with ExitStack() as stack:
+        # on the store's disk: what is made may be as large as models, and /tmp may lie in memory
+        library = Library()
+        own = scratch_folder(library.scratch_path(f"eval {os.getpid()}"), library.scratch_paths(), "this table")
+        folder = stack.enter_context(own)
+        progress = stack.enter_context(Progressing(Console(stderr=True), is_silent=options.json))
+        progress.stage(options.model)
+        report = evaluate(options, folder, lambda words: progress.update(0, note=words))
+    report.seconds = round(time.monotonic() - started, 1)
+    show(report, console)
+    if options.html is not None:
+        from laya.quantization.html_report import html_of
 
-            write_result_file(options.html, html_of(report).encode())
-        print(msgspec.json.encode(report, enc_hook=str).decode())
-    except LayaError as error:
-        print(f"laya eval: {error.message}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:  # a disk that is full, a report that cannot be written
-        print(f"laya eval: {error.filename or 'the output'}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+        write_result_file(options.html, html_of(report).encode())
+    print(msgspec.json.encode(report, enc_hook=str).decode())
     return 1 if options.strict and any(variant.is_broken for variant in report.variants) else 0
 
 
@@ -113,6 +111,7 @@ def evaluate(options: argparse.Namespace, folder: Path, tell: Tell) -> Report:
         variants=table,
         against=found,
         hardware=hardware(),
+        definitions=definitions(measured.likelihood.values()),
     )
 
 
@@ -145,7 +144,7 @@ def _likelihoods(
     if not options.tokens:
         return measured, ""
     first = measured.likelihood[rows[0].name]
-    return measured, f"{options.text}, {first.n_tokens} tokens in {first.n_windows} windows"
+    return measured, f"{options.text}, {scored_words(first.n_tokens, first.n_windows, options.tokens)}"
 
 
 async def _served(
@@ -203,9 +202,14 @@ def _variant(
         speed=speeds.get(row.name),
         likelihood=found,
         tasks=accuracy(asked, answered, first) if answered is not None and asked else None,
-        quality_percent=Interval(100 / ratio.value, 100 / ratio.high, 100 / ratio.low) if ratio else None,
+        quality_percent=_quality(ratio) if ratio else None,
         flags=flags,
     )
+
+
+def _quality(ratio: Interval) -> Interval:
+    low, high = (None if bound is None else 100 / bound for bound in (ratio.high, ratio.low))
+    return Interval(100 / ratio.value, low, high)
 
 
 def _flag_order(table: list[Variant]) -> None:
@@ -269,7 +273,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--against-key-env", default="OPENAI_API_KEY", help="variable that has the key of that address")
     parser.add_argument("--set", default=SETS[0], help=f"tasks: a .jsonl file, or {', '.join(SETS)}")
     parser.add_argument("--text", default=DEFAULT_SET, help=f"what is scored: a file, or {', '.join(set_names())}")
-    parser.add_argument("--tokens", type=int, default=DEFAULT_TOKENS, help="of the text; 0 = no perplexity")
+    parser.add_argument(
+        "--tokens", type=int, default=DEFAULT_TOKENS, help="of the text, in whole windows; 0 = no perplexity"
+    )
     parser.add_argument("--window", type=int, default=WINDOW_TOKENS, help="tokens of context that are scored at once")
     parser.add_argument("--exact", action="store_true", help="KV cache in 32 bits, to compare with other programs")
     parser.add_argument("--repeats", type=int, default=5, help="rounds of the speed rows")
@@ -288,5 +294,4 @@ def _words(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    with stopped_by_signals():
-        sys.exit(main())
+    sys.exit(main())

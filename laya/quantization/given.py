@@ -1,13 +1,8 @@
-"""Owns: reading a text that the user gave, and being told to stop as by Ctrl-C. Knows no model."""
+"""Owns: reading a text that the user gave. Knows no model."""
 
 from __future__ import annotations
 
 import codecs
-import signal
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from laya.errors import ConfigError
@@ -35,21 +30,3 @@ def given_text(flag: str, name: str, most_characters: int | None = None, hint: s
     if is_whole and not text.strip():
         raise ConfigError(f"{flag} {name}: there is no text in it.", param=param)
     return text[:most_characters]
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP (a terminal that closes) end the block as an exit, so that what was half made goes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
-        return
-    before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stop(number: int, _frame: object) -> None:
-    sys.exit(128 + number)

@@ -72,7 +72,7 @@ def _plots(report: Report) -> list[str]:
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
         for x, quality, name in points:
-            low, high = max(0.0, quality.value - quality.low), max(0.0, quality.high - quality.value)
+            low, high = max(0.0, quality.value - quality.least), max(0.0, quality.most - quality.value)
             axes.errorbar([x], [quality.value], yerr=[[low], [high]], fmt="o", capsize=3)
             axes.annotate(
                 name, (x, quality.value), textcoords="offset points", xytext=(6, -14 if " kv " in name else 6)

@@ -20,6 +20,7 @@ import msgspec
 
 from laya.engines.child_start import die_with_parent
 from laya.errors import ConfigError, Conflict, EngineFailed, LayaError
+from laya.lab_verb import stopped_by_signals
 from laya.memory import Budget
 from laya.memory.ggml import GgmlType
 from laya.models.files import check_utf8
@@ -37,7 +38,6 @@ from laya.quantization.calibration import (
     imatrix_card,
 )
 from laya.quantization.card import Card, as_json, as_markdown, card_of
-from laya.quantization.given import stopped_by_signals
 from laya.quantization.imatrix import read_imatrix
 from laya.quantization.job import Job, Wish, job_of
 from laya.quantization.kinds import FILE_KINDS, file_kind

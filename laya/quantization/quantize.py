@@ -47,7 +47,7 @@ def write(job: Job, path: Path, *, n_threads: int, progress: Progress) -> None:
         prepare(kind)
     with ExitStack() as stack:
         inputs = {source: stack.enter_context(source.open("rb", buffering=0)).fileno() for source in job.sources}
-        output = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        output = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         stack.callback(os.close, output)
         os.posix_fallocate(output, 0, job.file_bytes)  # a disk that is too small says so now; padding is zeros
         os.pwrite(output, job.header, 0)

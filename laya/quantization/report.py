@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from laya.quantization.verdict import Likelihood
 
 QUALITY = "quality = perplexity of the reference / perplexity of the variant, on the same tokens"
 INTERVALS = "intervals are of 95 %: windows of the text drawn again (bootstrap), Wilson's for tasks"
+NO_INTERVALS = "no intervals but those of tasks (Wilson's, 95 %): they are drawn of windows, and the text gave one"
 CHOICES = "choices by likelihood a byte, other tasks as answers through the gateway"
 
 
@@ -67,6 +68,19 @@ class Report(msgspec.Struct, kw_only=True):
             for flag in variant.flags:
                 told.setdefault(flag, []).append(variant.name)
         return told
+
+
+def definitions(likelihoods: Iterable[Likelihood]) -> tuple[str, ...]:
+    """What the words of a table mean."""
+    return (QUALITY, NO_INTERVALS if any(each.n_windows == 1 for each in likelihoods) else INTERVALS, CHOICES)
+
+
+def scored_words(n_tokens: int, n_windows: int, n_asked: int) -> str:
+    """How much of a text was scored, and why that is not what was asked for."""
+    told = f"{n_tokens} tokens scored in {n_windows} window{'s' if n_windows > 1 else ''}"
+    if n_tokens > n_asked:
+        return f"{told} ({n_asked} were asked for; windows are whole)"
+    return f"{told} ({n_asked} were asked for; the text has no more whole windows)" if n_tokens < n_asked else told
 
 
 def show(report: Report, console: Console) -> None:
@@ -171,10 +185,12 @@ def _number(value: float | None, form: str) -> str:
 def _interval(interval: Interval | None, form: str, unit: str = "") -> str:
     if interval is None:
         return ""
+    if interval.low is None or interval.high is None:
+        return f"{interval.value:{form}}{unit}"
     return f"{interval.value:{form}}{unit} ({interval.low:{form}}-{interval.high:{form}})"
 
 
 def _accuracy(found: Accuracy | None) -> str:
     if found is None:
         return ""
-    return f"{found.n_right}/{found.n} ({found.share.low:.0%}-{found.share.high:.0%})"
+    return f"{found.n_right}/{found.n} ({found.share.least:.0%}-{found.share.most:.0%})"

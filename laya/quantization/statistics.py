@@ -21,11 +21,19 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A figure and the 95 % interval it lies in."""
+    """A figure and the 95 % interval it lies in. low, high: None where one window of text gives none."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+
+    @property
+    def least(self) -> float:
+        return self.value if self.low is None else self.low
+
+    @property
+    def most(self) -> float:
+        return self.value if self.high is None else self.high
 
 
 def wilson(n_right: int, n: int) -> Interval:
@@ -39,7 +47,7 @@ def wilson(n_right: int, n: int) -> Interval:
 
 
 def bootstrap(values: Numbers, windows: Numbers, of: Callable[[Numbers], Numbers] | None = None) -> Interval:
-    """The mean over all tokens, and where means of windows drawn with replacement lie.
+    """The mean over all tokens, and where means of windows drawn with replacement lie; of one window that is unknown.
 
     values: of each token. windows: the number of each token's window. of: what is told instead of the mean, such as
     its exponential.
@@ -49,6 +57,8 @@ def bootstrap(values: Numbers, windows: Numbers, of: Callable[[Numbers], Numbers
     sums = np.bincount(index, weights=values)
     told = of or (lambda mean: mean)
     value = float(told(np.asarray(sums.sum() / counts.sum())))
+    if len(counts) == 1:
+        return Interval(value, None, None)
     drawn = np.random.default_rng(_SEED).integers(len(counts), size=(N_RESAMPLES, len(counts)))
     means = told(sums[drawn].sum(1) / counts[drawn].sum(1))
     low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])

@@ -73,11 +73,11 @@ def flags_of(found: Likelihood, limit: Limit) -> list[Flag]:
             told.append(Flag(what=f"{name} {value:.4g}; at most {most:g} is usual at {_bits(limit)}"))
 
     check("mean KL divergence", found.mean_kl.value if found.mean_kl else None, limit.mean_kl)
-    check("perplexity ratio", found.ppl_ratio.low if found.ppl_ratio else None, limit.ppl_ratio)
+    check("perplexity ratio", found.ppl_ratio.least if found.ppl_ratio else None, limit.ppl_ratio)
     share = found.same_top_share
     # where the model itself is undecided (KL is tiny all the same) another likeliest token says nothing
     if share is not None and found.mean_kl is not None and found.mean_kl.value > limit.mean_kl / 4:
-        check("same likeliest token", share.high, limit.same_top_share, is_share=True)
+        check("same likeliest token", share.most, limit.same_top_share, is_share=True)
     check("same experts", found.same_experts_share, limit.same_experts_share, is_share=True)
     return told
 
@@ -88,6 +88,8 @@ def worse_than_fewer_bits(rows: Sequence[tuple[str, float, Likelihood]]) -> dict
     for name, bits, found in rows:
         for other, other_bits, theirs in rows:
             if found.mean_kl is None or theirs.mean_kl is None or other_bits > bits - 1:
+                continue
+            if found.mean_kl.low is None or theirs.mean_kl.high is None:  # what chance does is unknown
                 continue
             if found.mean_kl.low > theirs.mean_kl.high:
                 what = f"KL divergence {found.mean_kl.value:.4g} with {bits:.1f} bits, more than {other}'s "

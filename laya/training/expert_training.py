@@ -31,9 +31,12 @@ def load_for_training(folder: Path) -> LayaForCausalLM:
 
 
 def train_experts(
-    model: LayaForCausalLM, windows: Tensor, n_steps: int, seed: int, on_step: Callable[[float], None]
+    model: LayaForCausalLM, windows: Tensor, n_steps: int, seed: int, on_step: Callable[[int, int | None, str], None]
 ) -> None:
-    """A window a step, drawn anew whenever all were had. windows: ids, [windows, tokens]."""
+    """A window a step, drawn anew whenever all were had. windows: ids, [windows, tokens].
+
+    on_step: gets how many are done, of how many, and the loss in words.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizers: dict[Tensor, Any] = {p: torch.optim.Adafactor([p], lr=_LEARNING_RATE) for p in trained}
 
@@ -44,13 +47,13 @@ def train_experts(
     hooks = [parameter.register_post_accumulate_grad_hook(update) for parameter in trained]
     draw = torch.Generator().manual_seed(seed)
     order: list[int] = []
-    for _ in range(n_steps):
+    for step in range(n_steps):
         order = order or torch.randperm(len(windows), generator=draw).tolist()
         ids = windows[order.pop()][None]
         logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
         loss = functional.cross_entropy(logits, ids[0, 1:])
         loss.backward()  # type: ignore[no-untyped-call]
-        on_step(float(loss.detach()))
+        on_step(step + 1, n_steps, f"loss {float(loss.detach()):.3f}")
     for hook in hooks:
         hook.remove()
 

@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import LlamaConfig
 
+from laya.errors import BadModelFile
 from laya.memory import read_header
 
 _FAMILY = "llama"
@@ -56,7 +57,7 @@ class Parent(Protocol):
 
 
 def open_parent(path: Path) -> Parent:
-    """Raises FileNotFoundError, or ValueError for what is no dense model of the llama family."""
+    """Raises BadModelFile for what is no dense model of the llama family."""
     return FolderParent(path) if path.is_dir() else GgufParent(path)
 
 
@@ -79,13 +80,13 @@ class Header:
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is no GGUF file and no folder of a model")
+            raise BadModelFile(f"{path} is no GGUF file and no folder of a model")
         self.path = path
         read_header(path)  # which says what is wrong with a file that is cut off; gguf's reader stumbles
         try:
             self._reader = gguf.GGUFReader(path)
         except (ValueError, IndexError) as error:
-            raise ValueError(f"{path} is no GGUF file: {error}") from None
+            raise BadModelFile(f"{path} is no GGUF file: {error}") from None
         self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
 
     def value(self, key: str, default: Any = None) -> Any:
@@ -101,15 +102,17 @@ class GgufParent:
         self.header = Header(path)
         family = self.header.value("general.architecture")
         if family != _FAMILY:
-            raise ValueError(f"{path} is of architecture '{family}'; what is upcycled is '{_FAMILY}'")
+            raise BadModelFile(f"{path} is of architecture '{family}'; what is upcycled is '{_FAMILY}'")
         if self.header.value("llama.expert_count", 0):
-            raise ValueError(f"{path} has {self.header.value('llama.expert_count')} experts already: a parent is dense")
+            raise BadModelFile(
+                f"{path} has {self.header.value('llama.expert_count')} experts already: a parent is dense"
+            )
         unknown = [name for name in self.header.tensors if not _is_known(name)]
         if unknown:
-            raise ValueError(f"{path} has tensors that an upcycled model has no place for: {', '.join(unknown[:3])}")
+            raise BadModelFile(f"{path} has tensors that an upcycled model has no place for: {', '.join(unknown[:3])}")
         scaling = self.header.value("llama.rope.scaling.type", "none")
         if scaling != "none":
-            raise ValueError(f"{path} scales its rotary embedding ('{scaling}'), which an upcycled model does not")
+            raise BadModelFile(f"{path} scales its rotary embedding ('{scaling}'), which an upcycled model does not")
         self.name = str(self.header.value("general.name", path.stem))
         self.licence = self.header.value("general.license")
         self.config = self._config()
@@ -181,29 +184,31 @@ class FolderParent:
     def __init__(self, path: Path) -> None:
         config = path / "config.json"
         if not config.is_file():
-            raise FileNotFoundError(f"{path} is no folder of a model: there is no {config}")
+            raise BadModelFile(f"{path} is no folder of a model: there is no {config}")
         try:
             settings: dict[str, Any] = json.loads(config.read_text())
             family = settings.get("model_type")
         except (ValueError, AttributeError):
-            raise ValueError(f"{config} is no configuration of a model") from None
+            raise BadModelFile(f"{config} is no configuration of a model") from None
         if family != _FAMILY:
             n_experts = settings.get("num_local_experts") or settings.get("num_experts")
             has_experts = f", with {n_experts} experts" if n_experts else ""
-            raise ValueError(f"{config}: model_type is '{family}'{has_experts}; what is upcycled is dense '{_FAMILY}'")
+            raise BadModelFile(
+                f"{config}: model_type is '{family}'{has_experts}; what is upcycled is dense '{_FAMILY}'"
+            )
         self.path = path
         self.name = path.resolve().name
         self.licence = settings.get("license")
         self.config = LlamaConfig.from_pretrained(path)
         scaling = self.config.rope_parameters.get("rope_type", "default")
         if scaling != "default":
-            raise ValueError(f"{config} scales its rotary embedding ('{scaling}'), which an upcycled model does not")
+            raise BadModelFile(f"{config} scales its rotary embedding ('{scaling}'), which an upcycled model does not")
         for key in ("attention_bias", "mlp_bias"):
             if getattr(self.config, key):
-                raise ValueError(f"{config}: {key} is true; an upcycled model has no such bias")
+                raise BadModelFile(f"{config}: {key} is true; an upcycled model has no such bias")
         self._files = sorted(path.glob("*.safetensors"))
         if not self._files:
-            raise FileNotFoundError(f"{path} has no safetensors file")
+            raise BadModelFile(f"{path} has no safetensors file")
         self._of: dict[str, Path] = {}
         for file in self._files:
             with safe_open(file, framework="pt") as opened:
@@ -211,7 +216,7 @@ class FolderParent:
 
     def tensor(self, name: str) -> Tensor:
         if name not in self._of:
-            raise ValueError(f"{self.path} has no tensor {name}")
+            raise BadModelFile(f"{self.path} has no tensor {name}")
         with ExitStack() as stack:
             opened = stack.enter_context(safe_open(self._of[name], framework="pt"))
             tensor: Tensor = opened.get_tensor(name)

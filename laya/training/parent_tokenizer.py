@@ -14,6 +14,7 @@ from typing import Any
 import gguf
 from tokenizers import Tokenizer
 
+from laya.errors import BadModelFile
 from laya.modeling import pretokenizer
 from laya.training.parent import GgufParent, Header, Parent
 
@@ -25,12 +26,12 @@ _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 
 def tokenizer_of(parent: Parent) -> Tokenizer:
-    """Raises ValueError where the parent has none that is known here."""
+    """Raises BadModelFile where the parent has none that is known here."""
     if isinstance(parent, GgufParent):
         return Tokenizer.from_str(json.dumps(tokenizer_json(parent.header)))
     file = parent.path / "tokenizer.json"
     if not file.is_file():
-        raise ValueError(f"{parent.path} has no tokenizer.json")
+        raise BadModelFile(f"{parent.path} has no tokenizer.json")
     return Tokenizer.from_file(str(file))
 
 
@@ -63,10 +64,10 @@ def _template_in_settings(file: Path) -> str | None:
 
 
 def tokenizer_json(header: Header) -> dict[str, Any]:
-    """Raises ValueError for a kind, or a way to split, that is not known here."""
+    """Raises BadModelFile for a kind, or a way to split, that is not known here."""
     kind, pre = header.value("tokenizer.ggml.model"), header.value("tokenizer.ggml.pre", "default")
     if kind != "gpt2" or pre not in pretokenizer.STEPS:
-        raise ValueError(
+        raise BadModelFile(
             f"{header.path} has a tokenizer of kind '{kind}' that splits as '{pre}'; read from GGUF are those of kind "
             f"'gpt2' that split as {', '.join(pretokenizer.STEPS)}. Its Hugging Face folder has it as a file."
         )

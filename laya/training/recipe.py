@@ -5,17 +5,17 @@ Knows nothing of how texts are fetched (`sources`) or models trained (`train`).
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import re
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from laya.config.convert import to_struct
 from laya.config.document import read_document
-from laya.errors import ConfigError
+from laya.errors import ConfigError, nearest
 
 BUILT_IN_DIR = Path(__file__).with_name("recipes")
 Form = Literal["text", "html", "gzip", "rdb"]
@@ -223,16 +223,10 @@ def built_in() -> list[str]:
 
 
 def load(name: str) -> Recipe:
-    """A built-in recipe's name, or a YAML file. Raises ValueError (what is wrong, and where), FileNotFoundError."""
+    """A built-in recipe's name, or a YAML file. Raises ConfigError: what is wrong, in which line, and what is meant."""
     path = BUILT_IN_DIR / f"{name}.yaml" if name in built_in() else Path(name)
     if not path.is_file():
-        near = difflib.get_close_matches(name, built_in(), n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; built in: {', '.join(built_in())}"
-        raise FileNotFoundError(f"no recipe {name!r}: neither a file nor a built-in one{hint}")
-    try:
-        raw: Any = read_document(path, None).data
-        return msgspec.convert(raw, Recipe)
-    except ConfigError as error:
-        raise ValueError(error.message) from None
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{path}: {error}") from None
+        near = nearest(name, built_in())
+        hint = f"did you mean {near}?" if near else f"built in: {', '.join(built_in())}"
+        raise ConfigError(f"no recipe {name!r}: neither a file nor a built-in one; {hint}")
+    return to_struct(Recipe, read_document(path, None))

@@ -17,7 +17,9 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 
+from laya.errors import BadModelFile, Conflict, InvalidRequest
 from laya.modeling.model import LayaForCausalLM
+from laya.result_file import as_umask_says
 from laya.training.card import card
 from laya.training.curves import draw_curves
 from laya.training.held_out import HeldOut
@@ -57,16 +59,19 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, recipe: Recipe, n_threads: int | None) -> RunFolder:
-        """A new run's folder, or one whose training goes on. Raises ValueError where it is another's, or done.
+        """A new run's folder, or one whose training goes on. Raises Conflict where it is another's, or done.
 
         Before its first checkpoint a run may still be given another recipe.
         """
         told = path / "recipe.json"
         if (path / "model").exists():
-            raise ValueError(f"{path} holds a model that is trained already; name another --out")
+            raise Conflict(f"{path} holds a model that is trained already; name another --out")
         if not told.is_file() and path.exists() and any(path.iterdir()):
-            raise ValueError(f"{path} is not empty and no run of `laya train`; name another --out")
-        path.mkdir(parents=True, exist_ok=True)
+            raise Conflict(f"{path} is not empty and no run of `laya train`; name another --out")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidRequest(f"--out {path}: {error.strerror}") from None
         descriptor = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,7 +84,7 @@ class RunFolder:
             return cls(path, descriptor, threads, threads)
         except BlockingIOError:
             os.close(descriptor)
-            raise ValueError(f"{path}: another process trains there") from None
+            raise Conflict(f"{path}: another process trains there") from None
         except BaseException:
             os.close(descriptor)
             raise
@@ -87,7 +92,7 @@ class RunFolder:
     def restore(self, model: LayaForCausalLM, optimizer: torch.optim.Optimizer, corpus: Corpus) -> int:
         """Gives the number of steps that are done; what the log has beyond them, or cannot be read, is cut out.
 
-        Raises ValueError where the checkpoint cannot be read, or its texts were others.
+        Raises BadModelFile where the checkpoint cannot be read, Conflict where its texts were others.
         """
         kept, self._data = self.path / "checkpoint.pt", Path(corpus.folder).name
         if kept.is_file():
@@ -98,9 +103,9 @@ class RunFolder:
                 self._whole_step = int(state["step"])
             except (RuntimeError, EOFError, OSError, LookupError, TypeError, ValueError, pickle.PickleError) as error:
                 why = type(error).__name__  # torch's own words go on for lines, and advise to run what is in the file
-                raise ValueError(f"{kept} cannot be read ({why}); without it training begins anew") from None
+                raise BadModelFile(f"{kept} cannot be read ({why}); without it training begins anew") from None
             if state.get("data", self._data) != self._data:
-                raise ValueError(f"{self.path} was begun with other texts (a folder has changed); name another --out")
+                raise Conflict(f"{self.path} was begun with other texts (a folder has changed); name another --out")
         log = self.path / "log.jsonl"
         lines = log.read_bytes().splitlines(keepends=True) if log.is_file() else []
         _write(log, b"".join(line for line in lines if _step_of(line) <= self._whole_step))
@@ -139,6 +144,7 @@ class RunFolder:
             told = json.loads(settings.read_text()) | {"model_max_length": recipe.model.max_position_embeddings}
             settings.write_text(json.dumps(told, indent=2) + "\n")
             (part / "README.md").write_text(card(recipe, corpus, result, model), encoding="utf-8")
+            as_umask_says(part)
             os.replace(part, self.path / "model")
         except (SafetensorError, OSError) as error:
             raise OSError(_not_written(part, error)) from None
@@ -152,15 +158,15 @@ class RunFolder:
 
 
 def _begun(told: Path, recipe: Recipe) -> _Begun:
-    """Raises ValueError where a run was begun with another recipe."""
+    """Raises Conflict where a run was begun with another recipe, BadModelFile where that cannot be read."""
     try:
         known = msgspec.json.decode(told.read_bytes(), type=_Begun)
     except msgspec.DecodeError as error:
-        raise ValueError(f"{told} cannot be read: {error}") from None
+        raise BadModelFile(f"{told} cannot be read: {error}") from None
     asked = msgspec.to_builtins(recipe)
     if known.recipe != asked:
         changed = _first_difference(known.recipe, asked)
-        raise ValueError(
+        raise Conflict(
             f"{told.parent} was begun with another recipe ({changed}); name another --out, or give it as it was"
         )
     return known

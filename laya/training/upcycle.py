@@ -11,7 +11,6 @@ import argparse
 import json
 import math
 import resource
-import signal
 import sys
 import time
 from pathlib import Path
@@ -19,14 +18,17 @@ from typing import NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from laya.errors import LayaError
+from laya.errors import BadModelFile, ConfigError
+from laya.lab_progress import Progressing
+from laya.lab_verb import run_verb
 from laya.modeling.balance import Balance
+from laya.modeling.quiet import quiet_transformers
 from laya.modeling.room import check_disk, check_memory
 from laya.models import resolve
+from laya.result_file import check_new
 from laya.texts import DEFAULT_SET, load_files, load_set
 from laya.training.expert_training import load_for_training, measure, train_experts
 from laya.training.mixed_text import local_documents, windows_of
@@ -44,7 +46,6 @@ _TRAINING_SET, _HELD_OUT_EVERY = "varied", 4
 _TRAINING_NAME = f"Laya's text set '{_TRAINING_SET}', then what lies on this machine"
 _HELD_OUT_NAME = f"every {_HELD_OUT_EVERY}th document of '{_TRAINING_SET}', not trained on, and '{DEFAULT_SET}'"
 _LOCAL_WINDOWS_A_DOCUMENT = 1  # many documents, a little of each
-_INTERRUPTED = 130
 
 
 class Asked(NamedTuple):
@@ -61,8 +62,9 @@ class Asked(NamedTuple):
     chat_template: str | None
 
 
-def upcycle(asked: Asked, progress: Progress) -> Report:
-    """Raises InsufficientMemory, or ValueError where the model would not be what it is to be."""
+def upcycle(asked: Asked, progress: Progressing) -> Report:
+    """Raises InsufficientMemory, ConfigError for texts that are too short, ValueError for a model that is
+    not what it is to be."""
     began = time.monotonic()
     parent, recipe = asked.parent, asked.recipe
     config = laya_config(parent.config, recipe)
@@ -79,12 +81,13 @@ def upcycle(asked: Asked, progress: Progress) -> Report:
     check_disk(disk_bytes(config, asked.dtype), asked.out.parent, "The model")
     with new_folder(asked.out, asked.dtype) as folder:
         making = Upcycling(parent, recipe, texts)
-        bar = progress.add_task("layers", total=config.num_hidden_layers)
+        progress.stage("routers", total=config.num_hidden_layers, unit="layers")
         counts: list[Tensor] = []
         for done in making.layers():
             folder.write_layer(done.layer, done.state)
             counts.append(done.counts)
-            progress.advance(bar)
+            progress.update(len(counts))
+        progress.stage("held-out text")
         measured = making.measured()
         if not recipe.perturb and measured.max_kl_before > MOST_KL_BEFORE:
             raise ValueError(
@@ -130,13 +133,13 @@ def upcycle(asked: Asked, progress: Progress) -> Report:
 
 
 def _texts(asked: Asked, tokenizer: Tokenizer) -> Texts:
-    """Windows of ids. Raises ValueError where a text is shorter than one."""
+    """Windows of ids. Raises ConfigError where a text is shorter than one."""
     n_tokens = min(_WINDOW_TOKENS, asked.parent.config.max_position_embeddings)
 
     def windows(documents: list[str], most: int, most_each: int, option: str) -> Tensor:
         found = windows_of(documents, tokenizer, n_tokens, most, most_each)
         if not found:
-            raise ValueError(f"{option}: no document is as long as a window of {n_tokens} tokens")
+            raise ConfigError(f"{option}: no document is as long as a window of {n_tokens} tokens")
         return torch.tensor(found)
 
     most = max(1, asked.n_tokens // n_tokens)
@@ -160,11 +163,14 @@ def _texts(asked: Asked, tokenizer: Tokenizer) -> Texts:
     return Texts(training, held_out, held_out[spread])
 
 
-def _train_experts(asked: Asked, folder: ModelFolder, texts: Texts, progress: Progress) -> tuple[float, list[Tensor]]:
+def _train_experts(
+    asked: Asked, folder: ModelFolder, texts: Texts, progress: Progressing
+) -> tuple[float, list[Tensor]]:
     """Trains what the folder holds, and writes it there."""
     model = load_for_training(folder.path)
-    bar = progress.add_task("experts", total=asked.expert_steps)
-    train_experts(model, texts.training, asked.expert_steps, asked.recipe.seed, lambda _loss: progress.advance(bar))
+    progress.stage("experts", total=asked.expert_steps, unit="steps")
+    train_experts(model, texts.training, asked.expert_steps, asked.recipe.seed, progress.update)
+    progress.stage("held-out text")
     for number, layer in enumerate(model.model.layers):
         experts = layer.mlp.experts  # type: ignore[union-attr]
         folder.replace_experts(number, experts.gate_up_proj, experts.down_proj)  # type: ignore[union-attr, arg-type]
@@ -176,7 +182,7 @@ def _named(files: list[Path], default: str) -> str:
 
 
 def _asked(args: argparse.Namespace) -> Asked:
-    """Raises ValueError or OSError for what can be known before anything is computed."""
+    """Raises LayaError for what can be known before anything is computed."""
     for name, value, least in (
         ("--experts", args.experts, 2),
         ("--top-k", args.top_k, 1),
@@ -185,21 +191,19 @@ def _asked(args: argparse.Namespace) -> Asked:
         ("--train-experts", args.train_experts, 0),
         ("--perturb", args.perturb, 0),
         ("--seed", args.seed, 0),
+        ("--threads", args.threads, 1),
     ):
         if not value >= least or math.isinf(value):
-            raise ValueError(f"{name}: expected {least} or more, got {value}")
+            raise ConfigError(f"{name}: expected {least} or more, got {value}")
     if args.top_k > args.experts:
-        raise ValueError(f"--top-k {args.top_k}: there are {args.experts} experts to choose from")
-    if args.out.exists():
-        raise FileExistsError(f"{args.out} is there already")
-    if not args.out.parent.is_dir():
-        raise FileNotFoundError(f"--out {args.out}: there is no folder {args.out.parent}")
+        raise ConfigError(f"--top-k {args.top_k}: there are {args.experts} experts to choose from")
+    check_new("--out", args.out)
     for file in (*args.text, *args.held_out):
         if not file.is_file():
-            raise FileNotFoundError(f"{file}: there is no such file of text")
+            raise ConfigError(f"{file}: there is no such file of text", param="text")
     model = resolve(args.model)
     if model.format not in ("gguf", "hf"):
-        raise ValueError(f"{args.model} is no model on this disk that could be read")
+        raise BadModelFile(f"{args.model} is no model on this disk that could be read")
     return Asked(
         parent=open_parent(model.path),
         out=args.out,
@@ -211,11 +215,6 @@ def _asked(args: argparse.Namespace) -> Asked:
         dtype=args.dtype,
         chat_template=model.chat_template,
     )
-
-
-def _stop(number: int, _frame: object) -> None:
-    """As Ctrl-C does, so that what is half written goes."""
-    raise KeyboardInterrupt(128 + number)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -239,24 +238,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     args = parser.parse_args(argv)
-    before = signal.signal(signal.SIGTERM, _stop)
-    console = Console(stderr=True)
-    columns = (TextColumn(" {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    try:
-        asked = _asked(args)
-        torch.set_num_threads(max(1, args.threads))
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            report = upcycle(asked, progress)
-    except LayaError as error:
-        print(f"laya upcycle: {error.message}", file=sys.stderr)
-        return error.exit_code
-    except (ValueError, OSError) as error:
-        print(f"laya upcycle: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as stopped:
-        return stopped.args[0] if stopped.args else _INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    quiet_transformers()
+    return run_verb("upcycle", f"nothing is left of {args.out}", lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    asked = _asked(args)
+    torch.set_num_threads(args.threads)
+    with Progressing(Console(stderr=True), is_silent=args.json) as progress:
+        report = upcycle(asked, progress)
     if not args.json:
         print("\n".join(report.lines()))
     print(json.dumps({"upcycled": str(args.out), **report.fields()}))

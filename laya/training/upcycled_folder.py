@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from laya.modeling.config import LayaConfig
+from laya.result_file import as_umask_says, check_new
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _INDEX = "model.safetensors.index.json"
@@ -71,13 +72,13 @@ class ModelFolder:
 
 @contextmanager
 def new_folder(out: Path, dtype: str) -> Iterator[ModelFolder]:
-    """`out` is there when the block has ended well; otherwise nothing is. Raises FileExistsError where it is there."""
-    if out.exists():
-        raise FileExistsError(f"{out} is there already")
+    """`out` is there when the block has ended well; otherwise nothing is. Raises Conflict where it is there."""
+    check_new("--out", out)
     part = out.with_name(f"{out.name}.part-{os.getpid()}")
     part.mkdir()
     try:
         yield ModelFolder(part, dtype)
+        as_umask_says(part)
         os.rename(part, out)  # fails where a folder with something in it has come meanwhile
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from laya.bench.generated_models import GeneratedShape, generate
-from laya.errors import EngineFailed
+from laya.errors import BadModelFile, EngineFailed, InvalidRequest
 from laya.experts.asking import ask
 from laya.experts.counting import Counted, Job, count
 from laya.experts.of_gguf import GgufRouter
@@ -169,7 +169,7 @@ def test_torch_tells_of_every_family(kind: str, keys: dict[str, int], written: W
 )
 def test_folder_that_cannot_tell_is_refused_before_a_weight_is_read(kind: str, told: str, tmp_path: Path) -> None:
     AutoConfig.for_model(kind, **_SIZES, num_local_experts=4).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(BadModelFile, match=told):
         HfRouter(job(tmp_path))
 
 
@@ -177,15 +177,15 @@ def test_folder_without_all_weights_or_a_tokenizer_is_refused(written: Written, 
     folder_of("mixtral", {"num_local_experts": 4}, tmp_path, written[0])
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
-    with pytest.raises(ValueError, match="lacks weights, which would be drawn at random"):
+    with pytest.raises(BadModelFile, match="lacks weights, which would be drawn at random"):
         HfRouter(job(tmp_path))
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="broken safetensors file"):
+    with pytest.raises(BadModelFile, match="broken safetensors file"):
         HfRouter(job(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(whole)
     (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=r"tokenizer\.json is missing"):
+    with pytest.raises(BadModelFile, match=r"tokenizer\.json is missing"):
         HfRouter(job(tmp_path))
 
 
@@ -216,7 +216,7 @@ def test_no_text_and_no_room(written: Written) -> None:
     router: Callable[..., Counted] = counted
     gguf = GgufRouter(job(written[1], window_tokens=8))
     gguf.first_token, gguf.window_tokens = 0, 1
-    with pytest.raises(ValueError, match="a window of 1 tokens has no room"):
+    with pytest.raises(InvalidRequest, match="a window of 1 tokens has no room"):
         router(gguf)
-    with pytest.raises(ValueError, match="topic 'e' has not one token"):
+    with pytest.raises(InvalidRequest, match="topic 'e' has not one token"):
         count(GgufRouter(job(written[1])), [Document("e", "")], lambda done, of: None)

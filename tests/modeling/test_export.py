@@ -106,11 +106,11 @@ def test_difference_is_found_and_leaves_no_file(
 
 def test_what_is_wrong_is_told_in_a_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "there.gguf").write_text("kept")
-    assert main([str(folder), "--out", str(tmp_path / "there.gguf")]) == 1
+    assert main([str(folder), "--out", str(tmp_path / "there.gguf")]) == 2
     assert (tmp_path / "there.gguf").read_text() == "kept"
-    assert main([str(tmp_path), "--out", str(tmp_path / "a.gguf")]) == 1
+    assert main([str(tmp_path), "--out", str(tmp_path / "a.gguf")]) == 2
     told = capsys.readouterr().err.splitlines()
-    assert told[0].endswith("there.gguf is there already") and "is no folder of a Laya model" in told[1], told
+    assert "there.gguf is there already" in told[0] and "is no folder of a Laya model" in told[1], told
 
 
 def test_a_folder_without_all_of_its_weights_is_refused(
@@ -123,7 +123,7 @@ def test_a_folder_without_all_of_its_weights_is_refused(
     del weights[lost]
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     for form in ("mixtral", "gguf"):
-        assert main([str(broken), "--to", form, "--out", str(tmp_path / form)]) == 1
+        assert main([str(broken), "--to", form, "--out", str(tmp_path / form)]) == 2
         assert f"lacks weights, which would be drawn at random: {lost}" in capsys.readouterr().err
     (broken / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:3000])
     assert main([str(broken), "--out", str(tmp_path / "gguf")]) == 2
@@ -160,6 +160,11 @@ def test_sigterm_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytes
     [
         ('{"model_type": "llama"}', [], "model_type is 'llama'; what is exported is 'laya'"),
         ("[]", [], "is no configuration of a model"),
+        (
+            '{"model_type": "laya"}',
+            ["--type", "f32"],
+            "there is no .safetensors file beside config.json. Name",
+        ),
         ('{"model_type": "laya"}', ["--text", "nowhere"], "--text nowhere: there is no such file"),
         ('{"model_type": "laya"}', ["--out", "no/folder/a.gguf"], "there is no folder no/folder"),
         ('{"model_type": "laya"}', ["--greedy-tokens", "-1"], "--greedy-tokens: expected 0 or more, got -1"),
@@ -169,7 +174,9 @@ def test_what_can_be_known_before_is_told_before(
     config: str, words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text(config)
-    assert main([str(tmp_path), "--out", str(tmp_path / "a.gguf"), *words]) == 1
+    if words != ["--type", "f32"]:
+        (tmp_path / "model.safetensors").touch()
+    assert main([str(tmp_path), "--out", str(tmp_path / "a.gguf"), *words]) == 2
     assert told in capsys.readouterr().err
 
 

@@ -15,6 +15,7 @@ from laya.quantization.divergence import nll_of, token_figures
 from laya.quantization.inspection import Flag
 from laya.quantization.likelihood import Subject, windows_of
 from laya.quantization.measuring import groups_of
+from laya.quantization.report import NO_INTERVALS, Variant, definitions, quality_rows, scored_words
 from laya.quantization.statistics import Interval, bootstrap, sign_test, wilson
 from laya.quantization.tasks import KINDS, SETS, Task, chosen, is_right, load_set
 from laya.quantization.verdict import Likelihood, flags_of, limit_of, worse_than_fewer_bits
@@ -72,6 +73,8 @@ def test_bootstrap_draws_windows() -> None:
     assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.15)
     ratio = bootstrap(values, windows, np.exp)
     assert (ratio.low, ratio.high) == pytest.approx((math.exp(found.low), math.exp(found.high)))
+    alone = bootstrap(values, np.zeros_like(windows), np.exp)
+    assert (alone.low, alone.high) == (None, None) and alone.least == alone.most == alone.value
 
 
 def test_sign_test_is_the_binomial() -> None:
@@ -170,3 +173,13 @@ def test_figures_beyond_a_type_are_flagged() -> None:
     assert limit_of(16, 4.5) == limit_of(4.5) != limit_of(16)
     rows = [("q8_0", 8.5, found(0.3, 0.9, 1.1)), ("q4_0", 4.5, found(0.2, 0.8, 1.2)), ("f16", 16.0, found(0, 1, 1))]
     assert list(worse_than_fewer_bits(rows)) == ["q8_0"]
+
+
+def test_how_much_of_a_text_was_scored_is_said() -> None:
+    assert scored_words(511, 1, 100) == "511 tokens scored in 1 window (100 were asked for; windows are whole)"
+    assert scored_words(1022, 2, 8192).endswith("(8192 were asked for; the text has no more whole windows)")
+    exact = Interval(1.5, None, None)
+    one = Likelihood(n_tokens=511, n_windows=1, perplexity=exact, ppl_ratio=exact, mean_kl=exact)
+    assert NO_INTERVALS in definitions([one])
+    row = Variant(name="a", path=Path("a"), kv_cache_dtype="f16", file_bytes=1, bits=4.0, types={}, likelihood=one)
+    assert quality_rows([row])[1][:3] == ["a", "1.50", "1.5000"]

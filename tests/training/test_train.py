@@ -72,6 +72,8 @@ def test_what_a_run_leaves(whole: Path) -> None:
     card = (whole / "model" / "README.md").read_text()
     assert "folder:" in card and "words 1 of 4" in card and "MaxVio" in card
     assert not list(whole.rglob("*.part"))
+    modes = {path.name: path.stat().st_mode for path in (whole / "model").iterdir()}
+    assert modes["model.safetensors"] == modes["README.md"], "as the umask says, not a temporary file's"
 
 
 def test_the_model_is_one_that_transformers_loads(whole: Path) -> None:
@@ -123,24 +125,24 @@ def test_sigint_ends_after_a_whole_step_and_keeps_it(
 def test_a_folder_of_something_else_is_refused(
     whole: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train.main(_words(recipe, whole)) == 1
+    assert train.main(_words(recipe, whole)) == 2
     assert "trained already" in capsys.readouterr().err
     begun = tmp_path / "begun"
     begun.mkdir()
     for name in ("recipe.json", "checkpoint.pt"):
         (begun / name).write_bytes((whole / name).read_bytes())
-    assert train.main([*_words(recipe, begun), "--seed", "9"]) == 1
+    assert train.main([*_words(recipe, begun), "--seed", "9"]) == 2
     assert "seed: 1 there, 9 now" in capsys.readouterr().err
     with RunFolder.open(begun, recipes.load(str(recipe)), None) as folder:
         assert folder.n_threads == 1
-        assert train.main(_words(recipe, begun)) == 1
+        assert train.main(_words(recipe, begun)) == 2
     assert "another process trains there" in capsys.readouterr().err
     (begun / "checkpoint.pt").write_bytes((whole / "checkpoint.pt").read_bytes()[:5000])
-    assert train.main(_words(recipe, begun)) == 1
+    assert train.main(_words(recipe, begun)) == 2
     assert "checkpoint.pt cannot be read" in capsys.readouterr().err
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
-    assert train.main(_words(recipe, tmp_path / "other")) == 1
+    assert train.main(_words(recipe, tmp_path / "other")) == 2
     assert "no run of `laya train`" in capsys.readouterr().err
 
 
@@ -157,7 +159,7 @@ def test_a_log_with_garbage_in_it_and_texts_that_changed(
     before = changed.read_text()
     changed.write_text(before + " and more")
     try:
-        assert train.main(_words(recipe, run)) == 1
+        assert train.main(_words(recipe, run)) == 2
     finally:
         changed.write_text(before)
     assert "begun with other texts" in capsys.readouterr().err
@@ -170,7 +172,7 @@ def test_a_loss_that_is_no_number_ends_it(recipe: Path, tmp_path: Path, capsys: 
     path.write_text(recipe.read_text().replace("learning_rate: 0.01", "learning_rate: 1.0e+38"))
     assert train.main([str(path), *_words(recipe, tmp_path / "run")[1:]]) == 1
     assert "a lower train.learning_rate may help" in capsys.readouterr().err
-    assert train.main([*_words(recipe, tmp_path / "run"), "--threads", "0"]) == 1
+    assert train.main([*_words(recipe, tmp_path / "run"), "--threads", "0"]) == 2
     assert "--threads: expected 1 or more, got 0" in capsys.readouterr().err
     path.write_text(recipe.read_text().replace("hidden_size: 32,", "hidden_size: 4000000,"))
     assert train.main([str(path), *_words(recipe, tmp_path / "run")[1:]]) == 3
@@ -189,5 +191,5 @@ def test_twins(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_more_vocabulary_than_the_texts_give(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "wide.yaml"
     path.write_text(recipe.read_text().replace("vocab_size: 300", "vocab_size: 4000"))
-    assert train.main([str(path), "--out", str(tmp_path / "run"), "--cache", str(tmp_path / "cache")]) == 1
+    assert train.main([str(path), "--out", str(tmp_path / "run"), "--cache", str(tmp_path / "cache")]) == 2
     assert "the texts give no more than" in capsys.readouterr().err

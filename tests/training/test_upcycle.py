@@ -156,7 +156,7 @@ def test_what_cannot_be_is_told_and_leaves_nothing(
         ((biased, "--out", out), "attention_bias is true"),
         ((longer, "--out", out), "scales its rotary embedding ('linear')"),
     ):
-        assert main([*map(str, words)]) == 1
+        assert main([*map(str, words)]) == 2
         assert told in capsys.readouterr().err
     assert main(["no-such-model", "--out", str(out)]) != 0
     (tmp_path / "cut.gguf").write_bytes(export.read_bytes()[:-5000])
