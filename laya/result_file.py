@@ -20,8 +20,7 @@ def check_result_file(option: str, path: Path) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise InvalidRequest(f"{option} {path}: there is no folder {path.parent}.")
-    target = path.resolve()
-    if not os.access(target if _is_special(target) else target.parent, os.W_OK):
+    if not os.access(path if _is_special(path) else path.resolve().parent, os.W_OK):
         raise InvalidRequest(f"{option} {path}: it cannot be written there.")
 
 
@@ -43,12 +42,12 @@ def as_umask_says(folder: Path) -> None:
 
 def write_result_file(path: Path, content: bytes) -> None:
     """Raises InvalidRequest where it cannot be written; what was there before is there then."""
-    target = path.resolve()
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        if _is_special(target):
-            target.write_bytes(content)
+        if _is_special(path):
+            path.write_bytes(content)
             return
+        target = path.resolve()
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             part.write_bytes(content)
             os.replace(part, target)
@@ -59,5 +58,5 @@ def write_result_file(path: Path, content: bytes) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """A pipe or a device: to be written into, not replaced."""
+    """A pipe or a device: to be written into, not replaced. By its own name: /dev/stdout of a pipe leads to none."""
     return path.exists() and not stat.S_ISREG(path.stat().st_mode)

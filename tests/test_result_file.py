@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from laya.errors import InvalidRequest
 from laya.result_file import check_result_file, write_result_file
+from tests.conftest import ROOT
 
 
 def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
@@ -31,6 +34,13 @@ def test_a_pipe_gets_it_and_stays(tmp_path: Path) -> None:
     write_result_file(pipe, b"all of it")
     reader.join(10)
     assert got == [b"all of it"] and pipe.is_fifo()
+
+
+def test_standard_output_is_a_file_like_any_other() -> None:
+    program = "from pathlib import Path; from laya.result_file import *; out = Path('/dev/stdout'); "
+    program += "check_result_file('--csv', out); write_result_file(out, b'all of it')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout == b"all of it"
 
 
 def test_a_device_that_takes_nothing_is_told_and_stays() -> None:
