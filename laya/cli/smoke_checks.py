@@ -21,6 +21,7 @@ from laya.types import MIB
 FREE_DEADLINE_S = 5.0  # a slot is free within 1 s of a disconnect; a busy machine gets more before it counts as broken
 LOOK_EVERY_S = 0.02
 STORY_TOKENS = 256
+SCHEMA_TOKENS = 64  # the schema ends the answer; a small vocabulary has a token for each letter of it
 SCHEMA = {
     "type": "object",
     "properties": {"answer": {"enum": ["yes", "no"]}},
@@ -114,7 +115,8 @@ def usage(visit: Visit) -> str:
 def json_schema(visit: Visit) -> str:
     wanted = {"type": "json_schema", "json_schema": {"name": "reply", "strict": True, "schema": SCHEMA}}
     ask = [{"role": "user", "content": "Is the sky blue? Answer as JSON."}]
-    answer = visit.ask("/v1/chat/completions", visit.chat(messages=ask, response_format=wanted, max_tokens=16))
+    body = visit.chat(messages=ask, response_format=wanted, max_tokens=SCHEMA_TOKENS)
+    answer = visit.ask("/v1/chat/completions", body)
     content = answer["choices"][0]["message"]["content"]
     try:
         parsed = json.loads(content)
