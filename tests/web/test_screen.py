@@ -203,7 +203,7 @@ def test_contrast_is_enough_in_both_schemes(screen: Any, scheme: str) -> None:
     screen.emulate_media(color_scheme=scheme)
     screen.get_by_role("button", name="Fit giant").click()
     screen.locator(".ghost.fits, .ghost.too-big").wait_for()
-    screen.wait_for_timeout(500)  # what changes its colour slowly
+    screen.evaluate("Promise.allSettled(document.getAnimations().map((each) => each.finished))")  # colours that change
     found = screen.evaluate(CONTRAST)
     screen.keyboard.press("Escape")
     assert found["seen"] > 30
