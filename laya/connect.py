@@ -28,6 +28,7 @@ class Target:
     model: str
     api_key: str
     context_length: int | None
+    needs_key: bool = True
 
     @property
     def max_tokens(self) -> int | None:
@@ -67,12 +68,19 @@ def names() -> list[str]:
 
 
 def snippet(
-    client: str, url: str, model: str, *, api_key: str | None = None, context_length: int | None = None
+    client: str,
+    url: str,
+    model: str,
+    *,
+    api_key: str | None = None,
+    context_length: int | None = None,
+    needs_key: bool = True,
 ) -> Snippet:
     """The lines to paste for `client` (one of `names()`).
 
     `url` is the server's address as the client reaches it, with or without /v1. Without `api_key` the lines hold a
-    placeholder. `context_length` is `/v1/models`' field of this name; where it is None the lines leave lengths out.
+    placeholder; where the server wants no key (`needs_key`) a client that can do without gets none.
+    `context_length` is `/v1/models`' field of this name; where it is None the lines leave lengths out.
     Raises ConfigError for a name that is none.
     """
     found = _CLIENTS.get(client)
@@ -81,7 +89,7 @@ def snippet(
         hint = f"did you mean '{close}'?" if close else f"there are {', '.join(_CLIENTS)}."
         raise ConfigError(f"'{client}' is no client that Laya knows the settings of: {hint}", param="client")
     base_url = url.rstrip("/").removesuffix("/v1") + "/v1"
-    target = Target(base_url, model, api_key or PLACEHOLDER_KEY, context_length)
+    target = Target(base_url, model, api_key or PLACEHOLDER_KEY, context_length, needs_key or api_key is not None)
     return Snippet(client, found.title, found.syntax, found.where, found.install, found.write(target))
 
 
@@ -187,9 +195,9 @@ def _llm(target: Target) -> str:
         f"- model_id: {json.dumps(f'laya/{target.model}')}",
         f"  model_name: {json.dumps(target.model)}",
         f"  api_base: {json.dumps(target.base_url)}",
-        "  api_key_name: laya",
+        *(["  api_key_name: laya"] if target.needs_key else []),
         "END",
-        f"llm keys set laya --value {shlex.quote(target.api_key)}",
+        *([f"llm keys set laya --value {shlex.quote(target.api_key)}"] if target.needs_key else []),
         f"llm -m {name}{limit} 'Say hello.'",
     )
 

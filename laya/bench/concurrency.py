@@ -21,6 +21,7 @@ from rich.table import Table
 
 from laya.bench.both_ways import WAYS, BothWays, Paired, Turn, both_ways, mean_ms, order, paired
 from laya.bench.hardware import hardware
+from laya.bench.help import description
 from laya.bench.kv_use import bars, watched
 
 SESSIONS = (1, 2, 4, 8, 16, 32)
@@ -131,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     """`laya bench concurrency`: 1 where an interval lies below `--at-least` of the bare engine's tokens/s, else 0."""
     parser = argparse.ArgumentParser(
         prog="laya bench concurrency",
-        description=__doc__.partition("\n")[0].removeprefix("Owns: "),
+        description=description(__doc__.partition("\n")[0]),
         epilog="Other options are settings of engines, as `laya serve` takes them.",
     )
     common(parser)

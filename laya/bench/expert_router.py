@@ -20,6 +20,7 @@ from typing import Any
 
 from laya.bench.expert_router_sides import Case, as_said, operations, sides
 from laya.bench.hardware import hardware
+from laya.bench.help import description
 
 BLOCKS = 9
 CALLS_A_BLOCK = 64
@@ -90,7 +91,7 @@ def _profile(call: Callable[[], Any]) -> dict[str, float]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="laya bench expert-router", description=__doc__)
+    parser = argparse.ArgumentParser(prog="laya bench expert-router", description=description(__doc__))
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out, which needs a C++ compiler")
     args = parser.parse_args(argv)

@@ -29,6 +29,7 @@ import psutil
 from laya.bench.fuzz_requests import Case, case
 from laya.bench.gateway import process
 from laya.bench.hardware import hardware
+from laya.bench.help import description
 from laya.bench.load import request_bytes
 from laya.bench.stub_gateway import KEY
 from laya.types import MIB
@@ -235,7 +236,7 @@ def fuzz(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="laya bench fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="laya bench fuzz", description=description(__doc__))
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--connections", type=int, default=16)

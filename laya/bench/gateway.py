@@ -27,6 +27,7 @@ from rich.table import Table
 
 from laya.bench import peers
 from laya.bench.hardware import hardware
+from laya.bench.help import description
 from laya.bench.load import LoadResult, request_bytes
 from laya.bench.stub_gateway import KEY
 
@@ -178,7 +179,7 @@ def _summary(row: Row, n_connections: int, n_requests: int, sides: dict[str, lis
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="laya bench gateway", description=__doc__)
+    parser = argparse.ArgumentParser(prog="laya bench gateway", description=description(__doc__))
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--pairs", type=int, default=7)

@@ -23,6 +23,7 @@ from rich.table import Table
 from laya.bench.both_ways import BothWays, Turn, both_ways, mean_ms, order, paired
 from laya.bench.concurrency import LAYER, common, count, serve_words, told
 from laya.bench.hardware import hardware
+from laya.bench.help import description
 from laya.bench.prefix import WORDS
 from laya.bench.sampling import sample_s
 from laya.bench.token_streams import ask
@@ -168,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
     """`laya bench latency`: 0 when Laya adds at most `--at-most-ms` to the first token of a warm prompt, else 1."""
     parser = argparse.ArgumentParser(
         prog="laya bench latency",
-        description=__doc__.partition("\n")[0].removeprefix("Owns: "),
+        description=description(__doc__.partition("\n")[0]),
         epilog="Other options are settings of engines, as `laya serve` takes them.",
     )
     common(parser)

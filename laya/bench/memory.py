@@ -22,6 +22,7 @@ from rich.console import Console
 
 from laya.bench.generated_models import generated
 from laya.bench.hardware import hardware
+from laya.bench.help import description
 from laya.bench.memory_drive import drive
 from laya.bench.memory_speed import counts, judge, words
 from laya.bench.memory_vllm import VllmCell, measure_vllm, vllm_cells
@@ -101,7 +102,7 @@ CELLS: tuple[Cell, ...] = (
 
 def main(argv: list[str] | None = None) -> int:
     """`laya bench memory [--engine vllm --model FOLDER] [--json]`: 0 when every cell is in its band, else 1."""
-    parser = argparse.ArgumentParser(prog="laya bench memory", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="laya bench memory", description=description(__doc__.partition("\n")[0]))
     parser.add_argument("--engine", choices=("llamacpp", "vllm"), default="llamacpp")
     parser.add_argument("--model", action="append", type=Path, help="vllm: a Hugging Face folder; may be repeated")
     parser.add_argument("--engine-path", type=Path, help="vllm: its environment, where it is not found by itself")

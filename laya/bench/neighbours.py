@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from laya.bench.hardware import hardware
+from laya.bench.help import description
 from laya.config import Config, with_settings
 from laya.gateway.endpoint import Endpoint
 from laya.gateway.server import Gateway
@@ -92,7 +93,7 @@ async def measure(path: Path, fixed: list[int] | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=description(__doc__))
     parser.add_argument("model", type=Path)
     parser.add_argument("--fixed", help="threads of the two engines, e.g. 2,2")
     parser.add_argument("--json", action="store_true")

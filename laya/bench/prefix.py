@@ -25,6 +25,7 @@ import msgspec
 from rich.console import Console
 
 from laya.bench.hardware import hardware
+from laya.bench.help import description
 from laya.errors import EngineFailed
 
 READY_S = 120.0
@@ -206,7 +207,7 @@ def with_reductions(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main(argv: list[str] | None = None) -> int:
     """`laya bench prefix`: 0 when prompts saved at least what `--at-least` says against round robin, else 1."""
-    parser = argparse.ArgumentParser(prog="laya bench prefix", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="laya bench prefix", description=description(__doc__.partition("\n")[0]))
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--max-num-seqs", type=int, default=5, help="sequences of each engine")

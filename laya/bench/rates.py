@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from laya.bench.ggml import Graph, Tensors, backend, repack_buffer_type
+from laya.bench.help import description
 from laya.memory import Machine
 from laya.memory.engine_facts import built_in_engine
 from laya.memory.ggml import GGML_TYPES
@@ -58,7 +59,8 @@ _IDS = {name: kind.id for name, kind in _KINDS.items()}
 
 def main(argv: list[str] | None = None) -> None:
     """`laya bench rates`. Takes no options."""
-    argparse.ArgumentParser(prog="laya bench rates", description=__doc__.partition("\n")[0]).parse_args(argv)
+    words = description(__doc__.partition("\n")[0])
+    argparse.ArgumentParser(prog="laya bench rates", description=words).parse_args(argv)
     print(msgspec.json.encode(measure()).decode())
 
 
@@ -80,9 +82,7 @@ def measure() -> MachineRates:
         streamed_s={name: tuple(usual["stream", name, n] for n in STREAM_BATCHES) for name in WEIGHT_TYPES},
         attention_s=attention_s,
         kept_wait_s=_wait_s(usual, "kept", _of_size(KEPT_MIB, sizes[-1]), attention_s["f16"][0], 1),
-        batch_wait_s=_wait_s(
-            usual, "batch", _of_size(BATCH_MIB, sizes[-1]), attention_s["f16"][_TILE_AT], TILE_TOKENS
-        ),
+        batch_wait_s=_wait_s(usual, "batch", _of_size(BATCH_MIB, sizes[-1]), attention_s["f16"][_TILE_AT], TILE_TOKENS),
         reads=_reads(usual, sizes, 1),
         reads_all=_reads(best, sizes, n_threads),
         op_s=usual["op", 1],

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from laya.bench.hardware import hardware
+from laya.bench.help import description
 from laya.bench.soak_engines import N_CLIENTS, engines_soak, shown
 from laya.bench.soak_stub import LEAST_REQUESTS, stub_soak
 from laya.errors import LayaError
@@ -26,7 +27,7 @@ def _vocabulary(given: Path | None) -> Path:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="laya bench soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="laya bench soak", description=description(__doc__))
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     parser.add_argument("--minutes", type=float, default=10.0, help="of the soak with real engines")
     parser.add_argument("--stub", action="store_true", help="before a stub engine instead")

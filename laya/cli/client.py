@@ -35,7 +35,7 @@ class ServerClient:
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
-        self.url = _base_url(url or os.environ.get("LAYA_URL") or _configured_url())
+        self.url = base_url(url or os.environ.get("LAYA_URL") or _configured_url())
         key = api_key or os.environ.get("LAYA_API_KEY")
         if key and not (key.isascii() and key.isprintable()):
             raise ConfigError("LAYA_API_KEY is no key: it has characters that no key has.", param="LAYA_API_KEY")
@@ -169,7 +169,7 @@ def _configured_url() -> str:
     return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
 
-def _base_url(url: str) -> str:
+def base_url(url: str) -> str:
     """The address without the /v1 that OpenAI's clients want at its end."""
     written = url if "://" in url else f"http://{url}"
     try:

@@ -5,6 +5,7 @@ The lines themselves are laya/connect.py's.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Any
 
@@ -30,7 +31,14 @@ def connect(
         snippet(client, "", "")  # says which ones there are, also where no server runs
     server = ServerClient()
     served = _model(server.get("/v1/models")["data"], model)
-    found = snippet(client, server.url, model or served["id"], api_key=key, context_length=served["context_length"])
+    found = snippet(
+        client,
+        server.url,
+        model or served["id"],
+        api_key=key,
+        context_length=served["context_length"],
+        needs_key="LAYA_API_KEY" in os.environ,  # without one it would not have said which models it has
+    )
     if as_json:
         print_json(found)
         return

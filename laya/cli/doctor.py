@@ -82,7 +82,7 @@ def examine(root: Path, environ: Mapping[str, str]) -> list[Finding]:
         doctor_setup.engine(config, build),
         doctor_setup.router(),
         config_finding,
-        doctor_setup.port(config),
+        doctor_setup.port(config, environ.get("LAYA_URL")),
         doctor_setup.models(config, home),
         *doctor_setup.found(home),
         doctor_setup.hub(environ),

@@ -17,9 +17,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from laya.cli.client import base_url
 from laya.cli.finding import Finding, must_fix, ok, warn
 from laya.cli.kept_keys import n_kept_keys
 from laya.config import Config, load_config
+from laya.config.hosts import is_loopback
 from laya.config.places import config_path
 from laya.engines.builds import MISSING, PACKAGE, Build, used
 from laya.errors import ConfigError, EngineFailed, LayaError, ModelNotFound
@@ -106,9 +108,23 @@ def config(environ: Mapping[str, str]) -> tuple[Finding, Config]:
     return ok("config", f"{path} is right, {_models(len(loaded.models))} in it"), loaded
 
 
-def port(config: Config) -> Finding:
-    """Whether Laya can have its port; a Laya that has it already is what one hopes for."""
+def port(config: Config, url: str | None = None) -> Finding:
+    """Whether Laya can have its port; a Laya that has it already is what one hopes for. url: LAYA_URL, which names the
+    server that verbs here speak to."""
     server = config.server
+    if url:
+        try:
+            at = urlsplit(base_url(url))
+        except ConfigError as error:
+            return must_fix("port", error.message, "unset LAYA_URL")
+        if not is_loopback(at.hostname or ""):
+            return ok("port", f"LAYA_URL names {at.hostname}, another machine (not contacted)")
+        number = at.port or (443 if at.scheme == "https" else 80)
+        if (version := laya_at(at.hostname or "", number)) is not None:
+            return ok("port", f"port {number}: Laya {version} is running there (LAYA_URL)")
+        if number != server.port:
+            other = f"laya serve --port {number}   # or: unset LAYA_URL"
+            return warn("port", f"LAYA_URL names port {number}, where no Laya answers", other)
     try:
         listen(server.host, server.port).close()
     except ConfigError as error:

@@ -92,7 +92,15 @@ class PageDesk:
         window = await self._fleet.window(endpoint)
         url = f"{request.url.scheme}://{request.url.netloc}"
         lines = [
-            snippet(client, url, endpoint.model_id, api_key=said or None, context_length=window) for client in names()
+            snippet(
+                client,
+                url,
+                endpoint.model_id,
+                api_key=said or None,
+                context_length=window,
+                needs_key=key is not None,
+            )
+            for client in names()
         ]
         return reply(
             {"base_url": f"{url}/v1", "context_length": window, "needs_key": key is not None, "clients": lines}

@@ -20,7 +20,6 @@ import msgspec
 
 from laya.engines.child_start import die_with_parent
 from laya.errors import ConfigError, Conflict, EngineFailed, LayaError
-from laya.lab_verb import stopped_by_signals
 from laya.memory import Budget
 from laya.memory.ggml import GgmlType
 from laya.models.files import check_utf8
@@ -193,7 +192,7 @@ def made_in(library: Library, model_id: str | None, out: Path | None) -> Iterato
     """An empty folder on the disk of the result, and gone after."""
     path = out.with_name(f".{out.name}{_PART}") if out else library.scratch_path(f"quantize {model_id}")
     others = out.parent.glob(f".*{_PART}") if out else library.scratch_paths()
-    with stopped_by_signals(), scratch_folder(path, others, str(out or model_id)) as folder:
+    with scratch_folder(path, others, str(out or model_id)) as folder:
         check_free(library, model_id, out)  # another process may have been at it until now
         yield folder
 

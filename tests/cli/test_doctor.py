@@ -492,7 +492,12 @@ def test_port_of_a_running_laya_is_ok_and_gets_no_key(answering: int, monkeypatc
     monkeypatch.setenv("LAYA_API_KEY", "sk-secret")
     finding = doctor_setup.port(Config(server=ServerConfig(port=answering)))
     assert finding == ok("port", f"port {answering}: Laya 9.9 is running there")
-    assert _Laya.authorizations == [None]
+    named = doctor_setup.port(Config(), f"http://127.0.0.1:{answering}/v1")
+    assert named == ok("port", f"port {answering}: Laya 9.9 is running there (LAYA_URL)")
+    assert doctor_setup.port(Config(), "http://127.0.0.1:9").seen == "LAYA_URL names port 9, where no Laya answers"
+    assert "another machine (not contacted)" in doctor_setup.port(Config(), "https://models.example/laya").seen
+    assert doctor_setup.port(Config(), "ftp://here").fix == "unset LAYA_URL"
+    assert set(_Laya.authorizations) == {None}
 
 
 def test_port_of_another_program_is_to_fix() -> None:

@@ -71,7 +71,7 @@ def run(server: Any, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def lines(server: Any) -> Callable[[str], Snippet]:
-    return lambda name: snippet(name, server.url, MODEL, context_length=WINDOW)
+    return lambda name: snippet(name, server.url, MODEL, context_length=WINDOW, needs_key=False)
 
 
 @pytest.mark.parametrize("name", ["langchain", "llamaindex", "litellm"])

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from laya.bench.hardware import hardware
+from laya.bench.help import description
 from laya.bench.report.bench_desk import Desk
 from laya.bench.report.claims import CLAIMS, Claim
 from laya.bench.report.finding import Finding, NotRun
@@ -107,7 +108,7 @@ def _check_folder(path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="laya bench report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="laya bench report", description=description(__doc__))
     parser.add_argument("--out", type=Path, help="folder for report.html, report.md, report.json and images")
     parser.add_argument("--only", type=_chosen, default=list(CLAIMS), metavar="A1,B5", help="these rows")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="rows after that are not run (%(default)g)")
