@@ -90,7 +90,7 @@ check-lock: $(VENV)/bin/python   ## whether pip would install anything that lock
 	@$(BIN)/python scripts/lock --check
 
 audit: build/packaging/.installed   ## known vulnerabilities of what lock.txt names (asks PyPI's database, so it needs the network)
-	@build/packaging/bin/pip-audit --strict --progress-spinner off --disable-pip --no-deps -r lock.txt
+	@build/packaging/bin/python scripts/audit $(ARGS)
 
 test-packaging: $(VENV)/.laya-dev build/packaging/.installed   ## the wheel from outside, manifests by their schemas, promtool, Dockerfile
 	@$(BIN)/python -m pytest tests/packaging tests/packages -rs -p no:cacheprovider $(ARGS)
@@ -100,7 +100,7 @@ build/packaging/.installed: constraints.txt
 	@$(PYTHON) -m venv build/packaging
 	@build/packaging/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  build pip-audit check-jsonschema kubernetes-validate
-	@command -v promtool > /dev/null || { cd build/packaging && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb prometheus; } \
+	@command -v promtool > /dev/null || { cd build/packaging && apt-get -o APT::Sandbox::User=root download -qq prometheus && dpkg-deb -x prometheus_*.deb prometheus; } \
 	  || echo " promtool      could not be fetched: apt install prometheus"
 	@touch $@
 
