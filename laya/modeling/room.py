@@ -5,13 +5,13 @@ It does not know what a program needs: who asks works that out.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from laya.errors import InsufficientDisk, InsufficientMemory
 from laya.memory import Machine
 from laya.memory.sizes import size_text
+from laya.models.pulling import disk_free_bytes
 
 
 def check_memory(need: int, what: str, suggestions: Sequence[str] = ()) -> None:
@@ -29,9 +29,7 @@ def check_memory(need: int, what: str, suggestions: Sequence[str] = ()) -> None:
 
 def check_disk(need: int, folder: Path, what: str) -> None:
     """Raises InsufficientDisk with the figures. folder: where it is written, or will be made."""
-    while not folder.exists():
-        folder = folder.absolute().parent
-    free = shutil.disk_usage(folder).free
+    free = disk_free_bytes(folder)
     if need > free:
         raise InsufficientDisk(
             f"{what} takes {size_text(need)} of disk; {folder} has {size_text(free)} free.",
