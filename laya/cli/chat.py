@@ -1,7 +1,7 @@
 """Owns: `laya chat`: the screen, the prompt and its commands. What is said and kept is the session's.
 
 Ctrl-C stops an answer and not the program. At the prompt, Ctrl-C right after a stopped answer or a second time in a
-row, and Ctrl-D, leave. Piped, one question comes from stdin and nothing but its answer goes to stdout.
+row, and Ctrl-D, leave. One question, as a word behind the model or piped, gets its answer on stdout and nothing else.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from laya.cli.chat_kept import list_kept_conversations, open_store
 from laya.cli.chat_session import Session
 from laya.cli.client import ServerClient
 from laya.cli.output import drop_stdout, well_formed
-from laya.errors import InvalidRequest, LayaError, nearest
+from laya.errors import InvalidRequest, LayaError, ModelNotFound, nearest
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a model's answer must not drive the terminal
 _QUOTES = '"""'
 
 Model = Annotated[str | None, typer.Argument(help="Model to speak with; default: one that is loaded.")]
+Question = Annotated[str | None, typer.Argument(help="Answer this and leave; default: what is piped in, or typed.")]
 
 
 def chat(
     model: Model = None,
+    question: Question = None,
+    model_option: Annotated[str | None, typer.Option("--model", hidden=True)] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with a kept conversation: its number, or latest.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
@@ -40,7 +43,14 @@ def chat(
     list_kept: Annotated[bool, typer.Option("--list", help="Show the kept conversations and leave.")] = False,
     no_store: Annotated[bool, typer.Option("--no-store", help="Keep nothing on disk.")] = False,
 ) -> None:
-    """Chat with a model of the running server; piped, answer one question."""
+    """Chat with a model of the running server; with a question, or piped, answer that one.
+
+    laya chat smollm2 'Name three colours.'
+    """
+    if model_option is not None:  # as `laya connect` takes it; then the first word is the question
+        if question is not None:
+            raise InvalidRequest("--model and MODEL are the same: give one of them.")
+        model, question = model_option, model
     if resume and no_store:
         raise InvalidRequest("--resume reads what --no-store would not keep: leave one out.")
     if list_kept:
@@ -48,12 +58,18 @@ def chat(
         return
     asked = {"max_tokens": max_tokens, "temperature": temperature}
     sampling = {name: value for name, value in asked.items() if value is not None}
-    chat_with(ServerClient(), model, system=system, resume=resume, sampling=sampling, keep=not no_store)
+    try:
+        chat_with(ServerClient(), model, question, system=system, resume=resume, sampling=sampling, keep=not no_store)
+    except LayaError as error:
+        if error.code == ModelNotFound.code and model and question is None and not error.details.get("nearest"):
+            error.message += f" A question comes after the model: laya chat MODEL {shlex.quote(model)}"
+        raise
 
 
 def chat_with(
     client: ServerClient,
     model: str | None,
+    question: str | None = None,
     *,
     system: str | None = None,
     resume: str | None = None,
@@ -71,16 +87,17 @@ def chat_with(
         session.use_model(model or (kept.model if kept else None))
         if system is not None:
             session.set_system(system)
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            _answer_stdin(session)
+        if question is not None:
+            _answer(session, question)
+        elif not (sys.stdin.isatty() and sys.stdout.isatty()):
+            _answer(session, sys.stdin.buffer.read().decode("utf-8", "replace").strip())
         else:
             _Screen(session).run(f"{kept.id}: {kept.title}" if kept else None)
 
 
-def _answer_stdin(session: Session) -> None:
-    text = sys.stdin.buffer.read().decode("utf-8", "replace").strip()
-    if not text:
-        raise InvalidRequest("There is nothing on stdin to answer.")
+def _answer(session: Session, text: str) -> None:
+    if not text.strip():
+        raise InvalidRequest("There is nothing to answer: laya chat MODEL 'a question', or pipe one in.")
     try:
         answer = session.say(text, _write_text)
         sys.stdout.write("" if answer.text.endswith("\n") else "\n")

@@ -20,7 +20,7 @@ from laya.cli.client import ServerClient
 from laya.errors import InvalidRequest, LayaError, NotFound
 from laya.store import Store
 
-CHAT = "import typer; from laya.cli.chat import chat; app = typer.Typer(); app.command()(chat); app()"
+CHAT = "import sys; from laya.cli.main import main; main(['chat', *sys.argv[1:]])"
 DEADLINE_S = 20.0
 
 
@@ -118,6 +118,15 @@ def test_chat_piped_prints_just_the_answer(stub: StubServer, tmp_path: Path) -> 
     (body,) = stub.bodies
     assert body["messages"] == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}]
     assert (body["model"], body["temperature"], body["max_tokens"], body["stream"]) == ("awake", 0, 9, True)
+
+
+def test_chat_answers_a_question_that_is_a_word_of_the_command(stub: StubServer, tmp_path: Path) -> None:
+    for words in (("sleeping", "hi"), ("--model", "sleeping", "hi")):
+        assert piped(stub, tmp_path, "not read", *words).stdout == "You said: hi\n"
+    assert [body["model"] for body in stub.bodies] == ["sleeping", "sleeping"]
+    alone = piped(stub, tmp_path, "", "Say hi.")
+    assert alone.returncode == 2 and alone.stderr.strip().endswith("after the model: laya chat MODEL 'Say hi.'")
+    assert "laya chat MODEL 'a question'" in piped(stub, tmp_path, "", "sleeping", " ").stderr
 
 
 def test_chat_piped_goes_on_with_the_latest_conversation(stub: StubServer, tmp_path: Path) -> None:
