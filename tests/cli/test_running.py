@@ -72,7 +72,7 @@ def long_request(server: Any, stop: list[bool], **fields: Any) -> None:
                 return
 
 
-def until_said(laya: Laya, pattern: str, deadline_s: float = 60.0) -> str:
+def until_said(laya: Laya, pattern: str, deadline_s: float = 200.0) -> str:
     """What `laya ps` printed when it first matched."""
     end_s = time.monotonic() + deadline_s
     while True:
@@ -122,12 +122,14 @@ def test_ps_shows_prefill_decode_and_who_waits(running: Any, laya: Laya) -> None
     stop: list[bool] = []
     with ThreadPoolExecutor(2) as others:
         prompt = [{"role": "user", "content": "tree " * 400}]
-        asked = [others.submit(long_request, running, stop, messages=prompt)]
-        until_said(laya, rf"{MODEL} .* 1 +0 .*prefill \d+ %")
-        asked.append(others.submit(long_request, running, stop, messages=[{"role": "user", "content": "Hi"}]))
-        until_said(laya, rf"{MODEL} .* 1 +1 .*queued \d+ s")
-        until_said(laya, rf"{MODEL} .* 1 +1 .*decode \d+ s, queued \d+ s")
-        stop.append(True)
+        try:
+            asked = [others.submit(long_request, running, stop, messages=prompt)]
+            until_said(laya, rf"{MODEL} .* 1 +0 .*prefill \d+ %")
+            asked.append(others.submit(long_request, running, stop, messages=[{"role": "user", "content": "Hi"}]))
+            until_said(laya, rf"{MODEL} .* 1 +1 .*queued \d+ s")
+            until_said(laya, rf"{MODEL} .* 1 +1 .*decode \d+ s, queued \d+ s")
+        finally:
+            stop.append(True)
         for request in asked:
             request.result()
     until_said(laya, rf"{MODEL} +ready .* 0 +0 +\d+ s")
