@@ -15,6 +15,7 @@ export class Chat {
     Object.assign(this, { form, box, sendButton: send, stopButton: stop, messages, list, forgetButton: forget, isUser });
     this.picker = new Picker({ first: model, second: other, badge });
     this.running = null;
+    this.forgotten = new WeakSet(); // conversations whose answer may still be ending
     this.owner = null;
     this.regenerateButton = element("button", { type: "button", className: "quiet regenerate" }, "Regenerate");
     this.regenerateButton.addEventListener("click", () => this.regenerate());
@@ -31,6 +32,7 @@ export class Chat {
     stop.addEventListener("click", () => this.stop());
     list.addEventListener("change", () => this.show(kept().find(({ id }) => String(id) === list.value)));
     forget.addEventListener("click", () => {
+      this.forgotten.add(this.now);
       forgetConversation(this.now.id);
       this.clear();
     });
@@ -70,6 +72,7 @@ export class Chat {
   }
 
   forgetAll() {
+    this.forgotten.add(this.now);
     this.begin();
     forgetAll();
   }
@@ -130,6 +133,7 @@ export class Chat {
     this.setRunning(running);
     const faults = await Promise.all(answers.map((answer, place) => this.have(answer, place, text, running.signal)));
     if (this.running === running) this.setRunning(null);
+    if (this.forgotten.has(conversation)) return;
     if (answers.some((answer) => answer.text || answer.thought)) {
       conversation.turns.push({ user: text, answers: answers.map((answer) => answer.kept) });
       Object.assign(conversation, { title: conversation.title || text.slice(0, TITLE_CHARACTERS), updated: Date.now(), models });

@@ -203,6 +203,31 @@ def test_chat_answers_side_by_side_again_and_keeps_conversations_for_their_key(
     assert boss.evaluate(kept, "tab") == [], "what was said with the key goes with it"
 
 
+HALF_AN_ANSWER = """() => {
+  const real = fetch;
+  window.fetch = (to, how) => !String(to).endsWith("/chat/completions") ? real(to, how) : Promise.resolve(new Response(
+    new ReadableStream({start(stream) {
+      stream.enqueue(new TextEncoder().encode('data: {"choices": [{"delta": {"content": "half of it"}}]}\\n\\n'));
+      how.signal.addEventListener("abort", () => stream.error(new DOMException("", "AbortError")));
+    }})));
+}"""
+
+
+def test_conversation_that_is_deleted_while_it_is_answered_stays_deleted(boss: Any) -> None:
+    kept = "() => [sessionStorage, localStorage].flatMap((each) => Object.values(each)).filter((of) => /half/.test(of))"
+    say(boss, "What is a lake?")
+    key = boss.get_by_label("API key", exact=True)
+    for forget, after in (("Delete", boss.get_by_label("Message")), ("Forget the key", key)):
+        boss.evaluate(HALF_AN_ANSWER)
+        boss.get_by_label("Message").fill("And a river?")
+        boss.keyboard.press("Enter")
+        boss.get_by_text("half of it").wait_for()
+        boss.get_by_role("button", name=forget, exact=True).click()
+        boss.locator(".turn").first.wait_for(state="detached")
+        after.wait_for()  # of the page as it is loaded again
+        assert boss.evaluate(kept) == [], forget
+
+
 def test_heat_map_shows_which_experts_the_chat_uses(boss: Any) -> None:
     say(boss, "Tell me of a ship, its captain and the sea.")
     boss.get_by_role("button", name="Measure this chat").click()
