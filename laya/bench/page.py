@@ -31,18 +31,21 @@ if TYPE_CHECKING:
 
 LAYER = "browser to server, on this machine"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+INSTALL = "pip install playwright; apt install chromium"
 TIMES = ("first_paint_ms", "dom_interactive_ms", "scripts_run_ms", "state_shown_ms")
-WAIT_MS = 60_000
+WAIT_S = 60.0
 WATCH = """
-new MutationObserver((_, watcher) => {
+window.stateShown = new Promise((shown) => new MutationObserver((_, watcher) => {
   if (!document.querySelector("#main:not([hidden]) .device-used:not(:empty)")) return;
   watcher.disconnect();
-  requestAnimationFrame(() => requestAnimationFrame(() => { window.stateShown_ms = performance.now(); }));
-}).observe(document, { attributes: true, characterData: true, childList: true, subtree: true });
+  requestAnimationFrame(() => requestAnimationFrame(() => shown(performance.now())));
+}).observe(document, { attributes: true, characterData: true, childList: true, subtree: true }));
 """
-SEEN = """() => {
+SEEN = """async () => {
+  const stateShown_ms = await stateShown;
   const [load] = performance.getEntriesByType("navigation");
-  const files = [load, ...performance.getEntriesByType("resource")].filter(({ startTime }) => startTime < stateShown_ms);
+  const resources = performance.getEntriesByType("resource").filter(({ startTime }) => startTime < stateShown_ms);
+  const files = [load, ...resources];
   return {
     first_paint_ms: performance.getEntriesByName("first-paint")[0].startTime,
     dom_interactive_ms: load.domInteractive,
@@ -80,7 +83,6 @@ async def loads(browser: Browser, url: str, row: Row, n_loads: int) -> list[dict
 async def _load(browser: Browser, url: str, row: Row) -> dict[str, float]:
     context = await browser.new_context(viewport={"width": row.width_px, "height": row.height_px})
     try:
-        context.set_default_timeout(WAIT_MS)
         page = await context.new_page()
         await page.add_init_script(WATCH)
         if row.slower > 1:
@@ -94,14 +96,11 @@ async def _load(browser: Browser, url: str, row: Row) -> dict[str, float]:
 
 async def _shown(page: Page, url: str) -> dict[str, float]:
     """Raises EngineFailed where what is shown is not the page as it should be."""
-    from playwright.async_api import TimeoutError as NotShown
-
     try:
         await page.goto(url, wait_until="commit")
-        await page.wait_for_function("window.stateShown_ms")
-    except NotShown as error:
-        raise EngineFailed(f"The page at {url} showed no memory in {WAIT_MS // 1000} s: {error}") from error
-    seen: dict[str, float] = await page.evaluate(SEEN)
+        seen: dict[str, float] = await asyncio.wait_for(page.evaluate(SEEN), WAIT_S)
+    except asyncio.TimeoutError as error:
+        raise EngineFailed(f"The page at {url} showed no memory in {WAIT_S:.0f} s.") from error
     await page.keyboard.press("/")
     if await page.evaluate("document.activeElement.id") != "search":
         raise EngineFailed("The page showed its state and did not take a key.")
@@ -125,7 +124,7 @@ async def measure(model: str, n_loads: int) -> dict[str, Any]:
     except ImportError:
         program = None
     if program is None:
-        raise ConfigError("`laya bench page` needs Chromium and Playwright: apt install chromium; pip install playwright")
+        raise ConfigError(f"`laya bench page` needs Playwright and {' or '.join(PROGRAMS)}: {INSTALL}")
     async with serving(model) as url, async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         rows = [summary(row, await loads(browser, url, row, n_loads)) for row in ROWS]

@@ -16,6 +16,7 @@ BENCHES = {
     "gateway": "what passing through Laya adds, against a stub engine asked directly",
     "latency": "where the time of a request and of a token goes, through Laya and asked directly",
     "memory": "planned bytes against the measured peak of real engines",
+    "page": "how long the page takes in a real browser, until the memory is shown",
     "prefix": "prompt tokens computed again in conversations over several engines, by policy",
     "rates": "what this machine computes and reads in a second, by the engine's own kernels",
     "report": "the figures of the two articles, measured again here, as one page with plots",

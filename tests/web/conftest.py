@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from laya.bench.page import chromium
+
 MISSING = "NOT TESTED: the page in a browser. `make browser` installs Chromium and Playwright where it can."
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Module-wide and no wider: Playwright's loop counts as running in this thread until it is stopped."""
-    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    program = chromium()
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
