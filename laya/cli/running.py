@@ -58,9 +58,19 @@ def ps(as_json: Json = False) -> None:
             console.print(f"[red]{shown(model['id'])}: {shown(model['error'])}[/]", soft_wrap=True)
     for peer in state.get("peers", []):
         console.print(_peer(peer), soft_wrap=True)
+    if ray := state.get("ray"):
+        console.print(_cluster(ray), soft_wrap=True)
     n_unloaded = len(state["models"]) - len(shown_models)
     if n_unloaded:
         console.print(f"[dim]{n_unloaded} more can be loaded: laya list[/]")
+
+
+def _cluster(ray: dict[str, Any]) -> str:
+    head = f"ray cluster  {shown(ray['address'])}  "
+    if ray["error"]:
+        return f"{head}[red]takes no engines: {shown(ray['error'])}[/]"
+    nodes = ", ".join(f"{shown(node['name'])} {node['memory_bytes'] / MIB:.0f} MiB" for node in ray["nodes"])
+    return f"{head}[green]joined[/]  nodes: {nodes or 'none with memory to promise'}"
 
 
 def _peer(peer: dict[str, Any]) -> str:

@@ -150,6 +150,7 @@ class Desk:
                 "outcomes": stats.outcomes,
                 "models": models,
                 "peers": fleet.peers.shown(),
+                "ray": fleet.placing.shown(),
             }
         )
 

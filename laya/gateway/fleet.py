@@ -280,6 +280,16 @@ class Fleet(Shown):
         self.placing.close_accounts()
         self.room.changed()
 
+    def cluster_fault_changed(self) -> None:
+        """The head of the cluster does not answer any more, or does again."""
+        assert self.cluster is not None
+        address, fault = self.cluster.address, self.cluster.fault
+        if fault is None:
+            self.events.add("ray_joined", f"the Ray cluster at {address} is joined again", level="info")
+        else:
+            self.events.add("ray_lost", f"the Ray cluster at {address} takes no engines: {fault}")
+        self.room.changed()
+
     def _released(self, endpoint: Endpoint) -> None:
         """The engine is gone, or never came."""
         self.threads.leave(endpoint)

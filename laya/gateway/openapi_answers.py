@@ -70,6 +70,19 @@ class PeerShown(TypedDict):
     models: int
 
 
+class RayNode(TypedDict):
+    name: str
+    memory_bytes: int
+
+
+class RayShown(TypedDict):
+    """The Ray cluster whose nodes run engines."""
+
+    address: str
+    error: str | None
+    nodes: list[RayNode]
+
+
 class State(TypedDict):
     version: str
     instance: str
@@ -82,6 +95,7 @@ class State(TypedDict):
     outcomes: dict[str, int]
     models: list[ModelStatus]
     peers: list[PeerShown]
+    ray: RayShown | None
     is_paused: bool
 
 

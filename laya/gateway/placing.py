@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -122,6 +122,14 @@ class Placing:
         return self._others.loading.ledger.free(account(name)) + sum(
             self._held_bytes(each) for each in self._idle_on(name, endpoint)
         )
+
+    def shown(self) -> dict[str, Any] | None:
+        """The cluster as it is now; None where there is none. error: why nothing can be placed."""
+        cluster = self._others.cluster
+        if cluster is None:
+            return None
+        nodes = [{"name": node.name, "memory_bytes": node.memory_bytes} for node in cluster.nodes]
+        return {"address": cluster.address, "error": cluster.fault, "nodes": nodes}
 
     async def _place(self, endpoint: Endpoint, file: ModelFile, *, anyway: bool) -> tuple[Spot, Plan]:
         is_patient = False

@@ -28,6 +28,7 @@ from laya.gateway.ray_actor import EngineActor, survey
 
 logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
+HEAD_SILENT_S = 5.0  # that a look, which takes milliseconds, may take until the head is said to be gone
 SILENT_S = 10.0  # an actor that says nothing for so long is lost, whatever Ray still thinks of its node
 PLACE_S = 30.0  # for a worker process to come up on the node
 FIRST_S = 20.0  # for the first answer of a survey; a worker process comes up for it
@@ -44,6 +45,10 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._told: list[Node] | None = None
         self._nodes: list[Node] = []
+        self._is_head_silent = False
+        # made once: a new one is sent to the head with its first call, which stops this loop until it is there
+        self._survey = ray.remote(num_cpus=0, max_retries=0)(survey)
+        self._engine = ray.remote(EngineActor)
 
     async def run(self) -> None:
         """Until stdin ends."""
@@ -53,6 +58,8 @@ class Driver:
         while line := await reader.readline():
             order = json.loads(line)
             self._spawn(self._obey(order))
+        if self._is_head_silent:  # who leaves in order waits for it; Ray ends what is ours without our help
+            os._exit(0)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -76,11 +83,10 @@ class Driver:
     # orders
     async def _do_survey(self, wanted: dict[str, Any], avoid: list[str], others_wait_s: float) -> dict[str, Any]:
         """Node -> what it says of itself, or why it says nothing."""
-        remote = ray.remote(num_cpus=0, max_retries=0)(survey)
         asked = msgspec.convert(wanted, Wanted)
 
         async def ask(node: Node) -> dict[str, Any]:
-            reference = remote.options(scheduling_strategy=_only(node.id)).remote(asked)
+            reference = self._survey.options(scheduling_strategy=_only(node.id)).remote(asked)
             try:
                 return dict(await _result(reference))
             except asyncio.CancelledError:
@@ -109,7 +115,7 @@ class Driver:
             "scheduling_strategy": _only(node),
         }
         self._placed[engine] = (node, n_bytes, n_gpus)
-        actor = self._actors[engine] = ray.remote(EngineActor).options(**options).remote(settings)
+        actor = self._actors[engine] = self._engine.options(**options).remote(settings)
         self._spawn(self._follow(engine, actor))
         answer: dict[str, Any] = {}
         try:
@@ -163,11 +169,25 @@ class Driver:
 
     async def _watch_nodes(self) -> None:
         while True:
-            self._nodes = await asyncio.to_thread(self._look)
+            looking = asyncio.ensure_future(asyncio.to_thread(self._look))
+            if not (await asyncio.wait([looking], timeout=HEAD_SILENT_S))[0]:
+                self._tell_head(is_silent=True)
+            try:
+                self._nodes = await looking
+            except Exception:  # of Ray's many
+                logger.exception("the nodes of the cluster could not be looked at")
+                self._tell_head(is_silent=True)
+            else:
+                self._tell_head(is_silent=False)
             if self._nodes != self._told:
                 self._told = self._nodes
                 _say({"nodes": msgspec.to_builtins(self._nodes)})
             await asyncio.sleep(LOOK_EVERY_S)
+
+    def _tell_head(self, *, is_silent: bool) -> None:
+        if is_silent != self._is_head_silent:
+            self._is_head_silent = is_silent
+            _say({"head_silent": is_silent})
 
     def _look(self) -> list[Node]:
         """The nodes that are there and have memory to promise."""

@@ -144,6 +144,7 @@ class Gateway:
         )
         if self.cluster is not None:
             self.cluster.on_nodes = self.fleet.nodes_changed
+            self.cluster.on_fault = self.fleet.cluster_fault_changed
         self.config = config
         self.keys = LiveKeys(config.server, home / DATABASE)
         self.dispatcher = Dispatcher(self.fleet, self.router, self.keys, self.stats)
