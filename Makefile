@@ -93,7 +93,7 @@ audit: build/packaging/.installed   ## known vulnerabilities of what lock.txt na
 	@build/packaging/bin/python scripts/audit $(ARGS)
 
 test-packaging: $(VENV)/.laya-dev build/packaging/.installed   ## the wheel from outside, manifests by their schemas, promtool, Dockerfile
-	@$(BIN)/python -m pytest tests/packaging tests/packages -rs -p no:cacheprovider $(ARGS)
+	@$(BIN)/python -m pytest tests/packaging tests/packages -o timeout=900 -rs -p no:cacheprovider $(ARGS)
 	@$(BIN)/python scripts/check_dockerfile cpu cuda
 
 build/packaging/.installed: constraints.txt
