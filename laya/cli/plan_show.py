@@ -79,20 +79,19 @@ def show_left(console: Console, made: Plan, facts: ModelFacts) -> None:
 def show_verdict(console: Console, made: Plan, weights_bytes: int) -> None:
     """The hardware rule, and beside it the rule of thumb with what it is off by."""
     console.print(
-        f" [dim]rule[/]     hardware is judged by 2 sequences, whatever is chosen: {shown(made.verdict)}",
+        f" [dim]machine[/]  is right for a model where two chats at once take less than 80 %: {shown(made.verdict)}",
         soft_wrap=True,
     )
     low, high = rule_of_thumb(weights_bytes)
     off = off_text(made.need_bytes, low, high)
-    console.print(
-        f' [dim]"weights x 1.5-2" would have said {size_text(low)} to {size_text(high)}: {off}[/]', soft_wrap=True
-    )
+    guess = f"1.5 to 2 times the weights, the usual guess, is {size_text(low)} to {size_text(high)}: {off}"
+    console.print(f"          [dim]{guess}[/]", soft_wrap=True)
     if not made.fits:
         console.print(" Nothing was loaded.")
 
 
 def rule_of_thumb(weights_bytes: int) -> tuple[int, int]:
-    """What "weights x 1.5-2" says, in bytes."""
+    """What 1.5 to 2 times the weights are, in bytes."""
     low, high = (round(factor * weights_bytes) for factor in RULE_OF_THUMB)
     return low, high
 

@@ -65,7 +65,7 @@ def _cell_text(cell: Cell) -> str:
 
 def _weights_text(subject: Subject) -> str:
     weights = subject.model.facts.weights_bytes
-    return f'   weights alone {size_text(weights)}; "weights x 1.5-2" would be one figure for all cells'
+    return f'   weights alone {size_text(weights)}; 1.5 to 2 times them, the usual guess, is one figure for all cells'
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):

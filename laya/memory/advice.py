@@ -57,7 +57,9 @@ def _changes(model: Model, asked: AskedSettings, wanted: Choice, budget: Budget)
     small_types = [name for name in kv_types_for(model, ("q8_0", "q4_0")) if name != wanted.kv_cache_dtype]
     full = wanted.max_seq_len
     if asked.mmap and any(name in model.engine.repack_types for name in model.facts.matrix_bytes):
-        yield _Change(note="weights read, not mapped: no second copy of them", is_read=True)
+        read = _Change(note="weights read, not mapped: no second copy of them", is_read=True)
+        yield read
+        yield from _read_and_less(model, asked, wanted, budget, read, small_types)
     if asked.prompt_cache_bytes:
         yield _Change(note="a conversation that left its sequence is read again", forgets=True)
     yield _Change(note=f"one sequence of {full} tokens", max_num_seqs=1)
@@ -87,6 +89,27 @@ def _splits(model: Model, asked: AskedSettings) -> Iterator[_Change]:
         yield _Change(note="the other layers in RAM", frees=("gpu_layers",))
     if has_layers and has_experts:
         yield _Change(note="other layers and experts in RAM", frees=("gpu_layers", "experts_on_cpu"))
+
+
+def _read_and_less(
+    model: Model, asked: AskedSettings, wanted: Choice, budget: Budget, read: _Change, small_types: list[str]
+) -> Iterator[_Change]:
+    """Where weights that are read do not fit either: smaller wishes that fit with them and not without, one of all
+    sequences and one of a single one."""
+    if _tried(model, asked, wanted, read, budget)[2]:
+        return
+    replace = msgspec.structs.replace
+    alone = replace(read, max_num_seqs=1)
+    of_all = [replace(read, kv_cache_dtype=name, note=f"{read.note}, a {name} cache") for name in small_types]
+    of_all += _longest(model, asked, wanted, budget, replace(read, note=f"{read.note}; all sequences"))
+    of_one = [replace(alone, note=f"{read.note}, one sequence")]
+    of_one += _longest(model, asked, wanted, budget, replace(alone, note=f"{read.note}; one sequence"))
+    for changes in (of_all, of_one):
+        for change in changes:
+            fits, mapped = _tried(model, asked, wanted, change, budget)[2], replace(change, is_read=False)
+            if fits and not _tried(model, asked, wanted, mapped, budget)[2]:
+                yield change
+                break
 
 
 def _longest(

@@ -287,6 +287,21 @@ def test_repacked_model_is_advised_to_read_its_weights(make_gguf: MakeGguf, plen
     assert again.need_bytes == first.total_bytes < whole.need_bytes - whole.devices[0].terms["repack"] / 2
 
 
+def test_weights_are_read_with_a_smaller_wish_where_neither_alone_fits(make_gguf: MakeGguf, plenty: Budget) -> None:
+    path = make_gguf(weights="Q4_0", n_layer=8, n_embd=1024, n_ff=4096, n_head_kv=4)
+    asked = AskedSettings(max_seq_len=8192, max_num_seqs=2, kv_cache_dtype="f16", mmap=False)
+    read = plan_file(path, asked, plenty, model_id="m")
+    for name in ("q8_0", "q4_0"):
+        small = msgspec.structs.replace(asked, kv_cache_dtype=name)
+        budget = limited(plan_file(path, small, plenty, model_id="m").need_bytes + MIB)
+        assert budget.bytes < read.need_bytes
+        found = plan_file(path, msgspec.structs.replace(asked, mmap=True), budget, model_id="m").suggestions
+        first = next(suggestion for suggestion in found if "--no-mmap" in suggestion.flags)
+        assert first.flags == f"--kv-cache-dtype {name} --no-mmap"
+        again = plan_file(path, with_flags(asked, first.flags)[0], budget, model_id="m")
+        assert again.fits and again.need_bytes == first.total_bytes
+
+
 def test_no_suggestion_where_nothing_fits(make_gguf: MakeGguf) -> None:
     budget = limited(MIB)
     plan = plan_file(make_gguf(), AUTO, budget, model_id="m")

@@ -52,8 +52,8 @@ def test_exit_code_3_and_suggestions_where_it_does_not_fit(laya_plan: Any, smoll
 def test_ledger_for_people_names_terms_reasons_and_the_rule(laya_plan: Any, make_gguf: MakeGguf) -> None:
     code, text = laya_plan(make_gguf(), "--max-num-seqs", 4, "--memory-budget", "8GiB")
     assert code == 0
-    assert "judged by 2 sequences, whatever is chosen: 2 sequences of" in text
-    for words in ("budget 8.0 GiB (memory.budget)", "weights", "KV", "FITS", "chosen", "weights x 1.5-2", "rule"):
+    assert "two chats at once take less than 80 %: 2 sequences of" in text
+    for words in ("budget 8.0 GiB (memory.budget)", "weights", "KV", "FITS", "chosen", "times the weights", "machine"):
         assert words in text
     code, text = laya_plan(make_gguf(), "--max-num-seqs", 8, "--memory-budget", "60MiB")
     assert code == 3
