@@ -112,8 +112,9 @@ class UpstreamConnection(asyncio.Protocol):
         return int(self._transport.get_extra_info("socket").fileno())
 
     def n_received(self) -> int:
-        """Bytes that came over it, by the kernel's count: while it is lent too."""
-        if self._transport is None:
+        """Bytes that came over it, by the kernel's count: while it is lent too. Of an answer whose head is not whole
+        none counts: a head says nothing until it is, and one that drips would be waited for without an end."""
+        if self._transport is None or (self._drop_lent is None and self._n_head_bytes is not None):
             return 0
         info = self._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0])

@@ -18,8 +18,8 @@ USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
 
 
 class OtherServer:
-    """`mode`: "", 500, 429, 401, redirect, hang, drop (mid-body), gate (each waits for `gate`), raw: `raw` as it is,
-    `raw_again` until the client has left. Requests that came are in `heads` and `bodies`."""
+    """`mode`: "", 500, 429, 401, redirect, hang, drip (of its head), drop (mid-body), gate (each waits for `gate`),
+    raw: `raw` as it is, `raw_again` until the client has left. Requests that came are in `heads` and `bodies`."""
 
     def __init__(self, cert: Path | None = None, base: str = "/v1") -> None:
         self.mode = ""
@@ -105,6 +105,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply({}, 302, {"location": "https://elsewhere/v1"})
         elif other.mode == "hang":
             other.ended.wait()
+        elif other.mode == "drip":
+            self.close_connection = True
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nx: ")
+                while not other.ended.wait(0.1):
+                    self.wfile.write(b"y")
         elif other.mode == "raw":
             self.close_connection = True
             with contextlib.suppress(ConnectionError):

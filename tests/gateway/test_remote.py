@@ -24,6 +24,7 @@ models:
   safe: {{engine: remote, url: {tls}, model: their-model, key_file: {key}, ca_file: {cert}}}
   safe-hangs: {{engine: remote, url: {tls}, model: their-model, key_file: {key}, ca_file: {cert},
                progress_timeout_s: 2}}
+  misnamed: {{engine: remote, url: {misnamed}, model: their-model, key_file: {key}, ca_file: {cert}}}
   distrusted: {{engine: remote, url: {tls}, model: their-model, key_file: {key}}}
   plain: {{engine: remote, url: {one}, model: their-model, key_file: {key}, headers: {{x-team: blue}},
           progress_timeout_s: 2, cost: {{input_per_million: 2.5, output_per_million: 10, currency: EUR}}}}
@@ -48,7 +49,7 @@ routing:
     - {{model: first-here, to: away, fallbacks: [safe]}}
 """
 FAILING = "  fails-{mode}: {{engine: remote, url: {one}, model: their-model, key_file: {key}, progress_timeout_s: 2}}\n"
-MODES = ("500", "401", "429", "redirect", "hang", "drop", "stall")
+MODES = ("500", "401", "429", "redirect", "hang", "drip", "drop", "stall")
 PROGRAM = Path(__file__).parent.parent / "engines" / "openai_program.py"
 USER: Any = [{"role": "user", "content": "Hi"}]
 
@@ -91,6 +92,7 @@ def whole(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFac
     config = CONFIG.format(
         failing=failing,
         tls=others.tls.url,
+        misnamed=others.tls.url.replace("localhost", "127.0.0.1"),
         swapped=others.swapped.url,
         one=others.one.url,
         one_host=others.one.url.removesuffix("/v1"),
@@ -165,6 +167,11 @@ def test_certificate_that_nobody_signed_is_refused(client: openai.OpenAI) -> Non
         client.chat.completions.create(model="distrusted", messages=USER)
 
 
+def test_certificate_of_another_name_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError, match=r"certificate is not valid for '127\.0\.0\.1'"):
+        client.chat.completions.create(model="misnamed", messages=USER)
+
+
 def test_answers_carry_the_name_here_where_the_server_has_another_one(client: openai.OpenAI) -> None:
     assert client.chat.completions.create(model="unnamed", messages=USER).model == "unnamed"
 
@@ -184,6 +191,7 @@ def test_headers_are_sent_and_no_byte_is_counted(others: Others, client: openai.
         ("429", 429, "takes no more requests now: too many"),
         ("redirect", 502, r"redirects \(302\), and redirects are not followed"),
         ("hang", 503, r"has said nothing to a request for \d+ s"),
+        ("drip", 503, r"has said nothing to a request for \d+ s"),
         ("drop", 502, "broke off: it closed the connection"),
     ],
 )
@@ -213,6 +221,9 @@ def http(body: bytes, status: str = "200 OK", *lines: str) -> bytes:
 
 ERROR = b'{"error": {"message": "its own trouble"}}'
 LONG = b"This model's maximum context length is 4096 tokens. However, you requested 9000 tokens."
+WHOLE = b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}}]}'
+EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+TOKEN = b'data: {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": null}]}\n\n'
 NO_ANSWERS = {
     "page": (http(b"<html>Please log in</html>"), 502, "answers with what is no answer: '<html>Please log in"),
     "nothing": (http(b""), 502, "answers with what is no answer: ''"),
@@ -224,6 +235,7 @@ NO_ANSWERS = {
     "204": (b"HTTP/1.1 204 No Content\r\n\r\n", 502, "answers 204, which is no answer"),
     "201": (http(b"{}", "201 Created"), 502, "answers 201, which is no answer"),
     "402": (http(ERROR, "402 Payment Required"), 502, r"does not take the request \(402\): its own trouble"),
+    "cut short": (http(WHOLE[:15]) + WHOLE[15:], 502, "answers with what is no answer"),
     "half a head": (b"HTTP/1.1 200 OK\r\ncontent-ty", 502, "broke off: it closed the connection"),
     "no HTTP": (b"SSH-2.0-OpenSSH\r\n", 502, "broke off: it sent what is not HTTP"),
 }
@@ -240,12 +252,26 @@ def test_what_is_no_answer_is_the_servers_fault(
     assert caught.value.status_code == status
 
 
+def test_error_event_with_200_is_a_failure(others: Others, client: openai.OpenAI, odd: str) -> None:
+    others.one.mode, others.one.raw = "raw", EVENTS + b"data: " + ERROR + b"\n\n"
+    with pytest.raises(openai.APIStatusError, match="broke off its answer: its own trouble") as caught:
+        client.chat.completions.create(model=odd, messages=USER, stream=True)
+    assert caught.value.status_code == 502
+    others.one.raw = EVENTS + TOKEN + b"data: " + ERROR + b"\n\n"
+    events = client.chat.completions.create(model=odd, messages=USER, stream=True)
+    assert next(events).choices[0].delta.content == "x"
+    with pytest.raises(openai.APIError, match="broke off its answer: its own trouble"):
+        next(events)
+
+
 def test_what_is_no_answer_another_address_serves(others: Others, client: openai.OpenAI) -> None:
     warm_up(others, client)
     others.one.mode, others.one.raw = "raw", http(b"<html>Please log in</html>")
     for _ in range(2):
         assert client.chat.completions.create(model="two", messages=USER).choices[0].message.content == "from afar"
         assert [*client.chat.completions.create(model="two", messages=USER, stream=True)]
+    others.one.raw = EVENTS + b"data: " + ERROR + b"\n\n"
+    assert [*client.chat.completions.create(model="two", messages=USER, stream=True)]
 
 
 @pytest.mark.parametrize(
