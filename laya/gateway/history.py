@@ -6,6 +6,7 @@ Bytes only; what happened meanwhile is in the events. Knows no model.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from collections.abc import Callable
 import msgspec
 
 from laya.gateway.gauge import DeviceGauge
+
+logger = logging.getLogger(__name__)
 
 EVERY_S = 2.0
 KEPT_S = 600.0
@@ -39,7 +42,10 @@ class History:
     async def run(self) -> None:
         """For as long as the server runs."""
         while True:
-            self.take()
+            try:
+                self.take()
+            except Exception:  # a curve that ends after one fault shows nothing of what came then
+                logger.exception("no sample of the devices' memory could be taken")
             await asyncio.sleep(EVERY_S)
 
     def take(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -87,3 +88,21 @@ def test_history_keeps_ten_minutes() -> None:
     assert len(kept) == KEPT_S / EVERY_S
     assert kept[-1].at == now_s[0] and kept[0].at > now_s[0] - KEPT_S
     assert len(history.after(now_s[0] - 3 * EVERY_S)["cpu"]) == 3
+
+
+@pytest.mark.anyio
+async def test_history_goes_on_after_a_fault(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("laya.gateway.history.EVERY_S", 0.001)
+    faults = [OSError("a file of the kernel was away")]
+
+    def look() -> list[DeviceGauge]:
+        if faults:
+            raise faults.pop()
+        return [GAUGE]
+
+    history = History(look)
+    running = asyncio.create_task(history.run())
+    while not history.after(0.0):
+        await asyncio.sleep(0)
+    running.cancel()
+    assert "no sample of the devices' memory" in caplog.text
