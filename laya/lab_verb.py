@@ -2,16 +2,19 @@
 is gone, and says what is left.
 
 Exit codes are the command line's: 2 for what was asked, 3 for what does not fit, 1 for what went wrong, 130 and 128 + N
-for signals. Knows no verb.
+for signals. Knows no verb. The command line starts one by `python -m laya.lab_verb MODULE WORDS`: reading torch takes
+seconds, in which Ctrl-C is not to end in a traceback.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
 from laya.errors import LayaError
 
@@ -63,3 +66,22 @@ def stop_code(stopped: KeyboardInterrupt) -> int:
 
 def _stop(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(number)
+
+
+def _start(module: str, words: list[str]) -> int:
+    """What its `main` gives."""
+    if (before := signal.getsignal(signal.SIGINT)) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _leave)
+    verb: Callable[[list[str]], int] = import_module(module).main
+    signal.signal(signal.SIGINT, before)
+    return verb(words)
+
+
+def _leave(number: int, _frame: object) -> None:
+    """At once: what is half imported cannot be left otherwise."""
+    os.write(2, b"laya: interrupted; nothing was begun\n")
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(_start(sys.argv[1], sys.argv[2:]))

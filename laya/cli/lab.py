@@ -61,4 +61,4 @@ def interruptible(verb: str, left: str) -> Iterator[None]:
 
 def _run(module: str, context: typer.Context, needed: tuple[str, ...] = _NEEDED) -> None:
     check_torch(context.info_name or "", needed)
-    os.execv(sys.executable, [sys.executable, "-m", module, *context.args])
+    os.execv(sys.executable, [sys.executable, "-m", "laya.lab_verb", module, *context.args])

@@ -207,7 +207,7 @@ def _steps(schedule: Schedule) -> str:
     whole = f"{schedule.whole_steps * schedule.step_tokens} tokens in {schedule.whole_steps} steps"
     if not schedule.balance_steps:
         return whole
-    alone = f"{schedule.balance_steps * schedule.step_tokens} in {schedule.balance_steps} of routers alone"
+    alone = f"{schedule.balance_steps * schedule.step_tokens} in {schedule.balance_steps} steps of routers alone"
     return f"{whole}, then {alone} (train.balance_steps)"
 
 

@@ -6,6 +6,8 @@ import io
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +98,19 @@ def test_an_interruption_says_what_is_left(
         said = capsys.readouterr().err.splitlines()[-1]
         assert "interrupted; " in said and said.endswith(told), place
         assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_interruption_while_a_verb_is_read_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "slow_to_read.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    words = [sys.executable, "-m", "laya.lab_verb", "slow_to_read"]
+    environ = os.environ | {"PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"}
+    ended = subprocess.run(words, env=environ, capture_output=True, text=True, check=False, preexec_fn=_hear_sigint)
+    assert (ended.returncode, ended.stderr) == (130, "laya: interrupted; nothing was begun\n")
+
+
+def _hear_sigint() -> None:
+    """A test run may be started with SIGINT ignored, and its children would be too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_what_fails_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
