@@ -92,7 +92,10 @@ class PlacedEngine:
                 raise self._failure(why)
             self._number, answer = placing.result()
         finally:
-            placing.cancel()
+            if not placing.cancel() and self._number is None and not placing.cancelled() and not placing.exception():
+                self._cluster.end(placing.result()[0])  # it was ready at the moment when it was not wanted any more
+        for line in answer.get("log", ()):
+            self._log.feed(line.encode() + b"\n")
         if "lost" in answer:
             self.is_lost = True
             raise self._failure(answer["lost"])

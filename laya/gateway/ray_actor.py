@@ -106,16 +106,21 @@ class EngineActor:
         try:
             settings = at_node(self._settings, self._host, numbers_of(ray.get_gpu_ids(), GpuMeter().read()))
         except LayaError as error:
-            return {"error": error.message, "limit_hit": None}
+            return self._failure(error)
         self._engine = EngineProcess(settings, self._log, ceilings=ceilings)
         self._spawn(self._watch_ceiling(ceilings))
         try:
             address = await self._engine.start()
         except LayaError as error:
-            hit = self._engine.limit_hit
-            return {"error": error.message, "limit_hit": msgspec.to_builtins(hit) if hit is not None else None}
+            return self._failure(error)
         self._spawn(self._watch_exit(self._engine))
         return {"address": msgspec.to_builtins(address)}
+
+    def _failure(self, error: LayaError) -> dict[str, Any]:
+        """With the last of its log, as the actor ends before it is asked for news again."""
+        hit = self._engine.limit_hit if self._engine is not None else None
+        told = msgspec.to_builtins(hit) if hit is not None else None
+        return {"error": error.message, "limit_hit": told, "log": self._log.take()}
 
     async def news(self) -> dict[str, Any]:
         """What happened since the last call, after a while at the latest: so it is also a sign of life."""

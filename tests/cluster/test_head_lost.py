@@ -8,21 +8,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
 from laya.models import resolve
 from laya.types import MIB
 from tests.conftest import ROOT
-from tests.gateway.live import model_state, plain, until, user
+from tests.gateway.live import model_state, plain, until
 
 from .conftest import OBJECT_STORE_BYTES
+from .test_losses import Asking, ask, engines_of
 
 pytestmark = pytest.mark.engine
 
@@ -96,12 +95,6 @@ def server(head: Head, start_server: Callable[..., Any]) -> Any:
     return start_server("--ray", head.address, config=config)
 
 
-def ask(server: Any, model: str) -> httpx.Response:
-    with plain(server) as client:
-        body = {"model": model, "messages": user("Say hi"), "max_tokens": 2}
-        return client.post("/v1/chat/completions", json=body)
-
-
 def ray_of(server: Any) -> dict[str, Any]:
     shown: dict[str, Any] = server.state()["ray"]
     return shown
@@ -113,14 +106,11 @@ def test_what_runs_here_is_served_without_the_head(server: Any, head: Head) -> N
     assert ray_of(server) == shown
     head.kill()
     # what Ray has still to place is asked for at once, and is not kept until Ray itself gives up, a minute later
-    answers: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: answers.append(ask(server, "never-loaded")))
-    asking.start()
+    asking = Asking(server, "never-loaded")
     assert ask(server, "here").status_code == 200
     until(lambda: ray_of(server)["error"], deadline_s=15)
     assert ask(server, "here").status_code == 200
-    asking.join()
-    for refused in (*answers, ask(server, "never-loaded")):
+    for refused in (asking.wait(), ask(server, "never-loaded")):
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
         assert f"The Ray cluster at {head.address} cannot be joined" in refused.json()["error"]["message"]
     told = subprocess.run(
@@ -145,9 +135,15 @@ def test_a_head_that_is_back_is_joined_unasked(server: Any, head: Head) -> None:
     assert model_state(server, "placed")["node"] == "n1"
 
 
-def test_a_server_ends_while_the_head_is_silent(server: Any, head: Head) -> None:
-    before = psutil.Process(server.pid).children(recursive=True)
+def test_a_load_under_way_and_the_server_end_while_the_head_is_silent(server: Any, head: Head) -> None:
+    asking = Asking(server, "never-loaded")
+    until(lambda: engines_of("never-loaded"))
+    engines_of("never-loaded")[0].suspend()  # it would be ready before the head is gone
+    started = psutil.Process(server.pid).children(recursive=True)
     head.kill()
     until(lambda: ray_of(server)["error"], deadline_s=15)
+    answer = asking.wait()
+    assert answer.status_code == 503 and "retry-after" in answer.headers, answer.text
     assert server.stop() == 0
-    assert not any(each.is_running() for each in before)
+    _, left = psutil.wait_procs(started, timeout=10)
+    assert not left
