@@ -11,8 +11,10 @@ limits on time, memory and files: that stops accidents, not an attacker, so run 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -72,16 +74,21 @@ def fault_of(source: str) -> str | None:
         Path(folder, "task.py").write_text(source)
         # -B: no file is written; the environment is empty, so no key or path of ours is there to be read
         command = [sys.executable, "-B", "-c", RUN_DOCTESTS]
-        try:
-            with Path(folder, "said").open("w+b") as said:
-                child = subprocess.run(
-                    command, cwd=folder, env={}, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
-                    timeout=WALL_S, preexec_fn=limit_myself, start_new_session=True, check=False,
-                )  # fmt: skip
-                said.seek(0)
-                words = said.read().decode(errors="replace").strip()
-        except subprocess.TimeoutExpired:
-            return f"it was not done after {WALL_S} s"
+        with Path(folder, "said").open("w+b") as said:
+            child = subprocess.Popen(
+                command, cwd=folder, env={}, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
+                preexec_fn=limit_myself, start_new_session=True,
+            )  # fmt: skip
+            try:
+                child.wait(WALL_S)
+            except subprocess.TimeoutExpired:
+                return f"it was not done after {WALL_S} s"
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # nothing is left of it
+                    os.killpg(child.pid, signal.SIGKILL)  # with what it started
+                child.wait()
+            said.seek(0)
+            words = said.read().decode(errors="replace").strip()
     if child.returncode == 0:
         return None
     if child.returncode < 0:

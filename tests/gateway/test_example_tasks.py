@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import ROOT
@@ -80,3 +81,17 @@ def test_what_a_model_wrote_runs_under_limits(body: str, why: str | None) -> Non
     code = loaded("code_generation")
     fault = code.fault_of(code.STUB + body)
     assert fault is None if why is None else re.search(why, fault or ""), fault
+
+
+def test_what_a_model_wrote_leaves_no_process(tmp_path: Path) -> None:
+    code = loaded("code_generation")
+    pid = str(tmp_path / "pid")
+    write = f"open({pid!r} + '.new', 'w').write(str(os.getpid())); os.rename({pid!r} + '.new', {pid!r})"
+    lines = (
+        "import os, time", f"if os.fork() == 0: {write}; time.sleep(600)",
+        f"while not os.path.exists({pid!r}): time.sleep(0.01)", "return number + number\n",
+    )  # fmt: skip
+    body = "".join(f"    {line}\n" for line in lines)
+    assert code.fault_of(code.STUB + body) is None
+    pids = {process.pid for process in psutil.process_iter(["status"]) if process.info["status"] != "zombie"}
+    assert int((tmp_path / "pid").read_text()) not in pids
