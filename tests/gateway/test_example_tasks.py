@@ -95,4 +95,4 @@ def test_what_a_model_wrote_leaves_no_process(tmp_path: Path) -> None:
     body = "".join(f"    {line}\n" for line in lines)
     assert code.fault_of(code.STUB + body) is None
     left = int((tmp_path / "pid").read_text())
-    until(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: left not in [each.pid for each in psutil.process_iter(["status"]) if each.info["status"] != "zombie"])
