@@ -10,6 +10,7 @@ WORKERS ?= 0
 SDK_JS := build/sdk_js
 LOSSES := tests/cluster/test_losses.py tests/cluster/test_head_lost.py
 CLIENTS := build/clients
+AIDER := aider-chat==0.86.2  # pins what it needs, so it has an environment of its own
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile what it imports
 
 .DEFAULT_GOAL := help
@@ -58,7 +59,7 @@ test-quant: $(VENV)/.laya-dev   ## AWQ and GPTQ folders by AutoRound, installed 
 	  $(BIN)/python -m pytest tests/quantizers -o timeout=900 -rs -p no:cacheprovider $(ARGS); \
 	else echo "NOT RUN: AutoRound could not be installed here, so laya quantize --to awq|gptq was not tested"; fi
 
-test-clients: $(VENV)/.laya-dev   ## programs of others against a real server: LangChain, LlamaIndex, LiteLLM, llm, Jupyter, Continue's parser
+test-clients: $(VENV)/.laya-dev   ## programs of others against a real server: LangChain, LlamaIndex, LiteLLM, llm, Jupyter, aider, Continue's parser
 	@if $(MAKE) -s $(CLIENTS)/.installed; then \
 	  $(BIN)/python -m pytest tests/clients -o timeout=600 -rs -p no:cacheprovider $(ARGS); \
 	else echo "NOT RUN: the clients could not be installed here, so examples/ and the lines of laya connect were not tested"; fi
@@ -69,6 +70,8 @@ $(CLIENTS)/.installed: constraints.txt tests/clients/package.json tests/clients/
 	  langchain-openai llama-index-llms-openai-like litellm llm nbclient ipykernel
 	@cp $(filter tests/%,$^) $(CLIENTS)
 	@cd $(CLIENTS) && { npm ci --silent || echo " test-clients  no npm here or no network: Continue's parser is NOT tested"; }
+	@rm -rf $(CLIENTS)/aider; $(PYTHON) -m venv $(CLIENTS)/aider; $(CLIENTS)/aider/bin/python -m pip install --quiet \
+	  --disable-pip-version-check $(AIDER) || { rm -rf $(CLIENTS)/aider; echo " test-clients  no $(AIDER) for this Python: NOT tested"; }
 	@touch $@
 
 test-guard-vm: $(VENV)/.laya-dev   ## the guard with cgroup v2 and systemd, in a QEMU guest (ACCEL=tcg where KVM does not work)

@@ -94,20 +94,25 @@ def snippet(
 
 
 def _open_webui(target: Target) -> str:
-    """A container has a loopback of its own: without the host's network it never reaches a server on 127.0.0.1."""
+    """A container has a loopback of its own: without the host's network it never reaches a server on 127.0.0.1. And
+    Open WebUI tells models of its own tools with every message: a small window is full of them, and a model whose
+    template knows no tools would be refused."""
     image = "-v open-webui:/app/backend/data ghcr.io/open-webui/open-webui:main"
+    tools = "# function_calling legacy: else each message brings Open WebUI's own tools along, some 7000 tokens."
     if target.is_loopback:
         notes = [
             "# 127.0.0.1 is this machine's; a container reaches it on the host's network alone (Linux).",
             "# Else, and from another machine: `laya serve --lan` prints a key and an address to use instead.",
+            tools,
         ]
         network = ["--network=host -e HOST=127.0.0.1 -e PORT=3000"]
     else:
-        notes, network = [], ["-p 127.0.0.1:3000:8080"]
+        notes, network = [tools], ["-p 127.0.0.1:3000:8080"]
     variables = {
         "OPENAI_API_BASE_URL": target.base_url,
         "OPENAI_API_KEY": target.api_key,
         "DEFAULT_MODELS": target.model,
+        "DEFAULT_MODEL_PARAMS": json.dumps({"function_calling": "legacy"}),
         "ENABLE_OLLAMA_API": "false",
     }
     flags = [f"-e {shlex.quote(f'{name}={value}')}" for name, value in variables.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shlex
 import subprocess
 from typing import Any
 
@@ -50,7 +51,14 @@ def test_a_container_is_told_how_it_reaches_a_server_on_loopback() -> None:
     here = snippet("open-webui", "http://127.0.0.1:8000", "m").text
     there = snippet("open-webui", "http://10.0.0.2:8000/v1", "m").text
     assert "--network=host" in here and "laya serve --lan" in here
-    assert "--network=host" not in there and "#" not in there
+    assert "--network=host" not in there and "--lan" not in there
+
+
+def test_open_webui_is_told_not_to_send_tools_of_its_own() -> None:
+    """Some 7000 tokens with each message, which models whose template knows no tools refuse."""
+    words = shlex.split(snippet("open-webui", "http://10.0.0.2:8000", "m").text, comments=True)
+    (said,) = [word for word in words if word.startswith("DEFAULT_MODEL_PARAMS=")]
+    assert json.loads(said.partition("=")[2]) == {"function_calling": "legacy"}
 
 
 def test_an_unknown_client_is_refused_with_the_nearest(connect: Any) -> None:

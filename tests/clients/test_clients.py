@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -36,6 +37,25 @@ import { readFileSync } from "node:fs";
 import { parseConfigYaml } from "@continuedev/config-yaml";
 console.log(JSON.stringify(parseConfigYaml(readFileSync(0, "utf8"))));
 """
+# An answer of which the model has the choice of nothing: what aider does with an edit is seen, whoever wrote it.
+EDIT = r"""
+- name: openai/laya-nano
+  edit_format: whole
+  extra_params:
+    extra_body:
+      grammar: 'root ::= "calc.py\n```python\ndef add(a, b):\n    return a + b\n```\n"'
+"""
+AIDER = (
+    "--yes-always --no-pretty --no-gitignore --no-check-update --no-show-model-warnings --analytics-disable "
+    "--map-tokens 0 --message"
+)
+REPOSITORY = """
+git init -q
+git config user.name somebody
+git config user.email somebody@example.org
+git add calc.py long.py
+git commit -q -m first
+"""
 Run = Callable[..., str]
 
 
@@ -50,7 +70,7 @@ def server(start_server: Callable[..., Any]) -> Iterator[Any]:
 def run(server: Any, tmp_path: Path) -> Run:
     """`run(words..., said=)`: what a program of the clients' environment printed, in a folder of its own."""
     environment = {
-        "PATH": f"{CLIENTS / 'bin'}:{os.environ['PATH']}",
+        "PATH": f"{CLIENTS / 'bin'}:{CLIENTS / 'aider' / 'bin'}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
         "LLM_USER_PATH": str(tmp_path / "llm"),
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else its import asks the network
@@ -107,6 +127,30 @@ def test_lines_for_continue_are_read_by_its_own_parser(run: Run, lines: Callable
     for text in (lines("continue").text, (EXAMPLES / "continue" / "config.yaml").read_text()):
         said = run("sh", "-c", f'cd "{CLIENTS}" && "{node}" --input-type=module -e \'{PARSE_CONTINUE}\'', said=text)
         assert json.loads(said) == yaml.safe_load(text)
+
+
+@pytest.mark.skipif(not (CLIENTS / "aider").is_dir(), reason="aider could not be installed here: NOT RUN")
+def test_lines_for_aider_have_it_edit_a_file_and_say_when_the_window_is_full(
+    run: Run, server: Any, tmp_path: Path
+) -> None:
+    text = snippet("aider", server.url, MODEL, context_length=1024).text.strip()
+    (tmp_path / "calc.py").write_text("def add(a, b):\n    return a - b\n")
+    (tmp_path / "long.py").write_text("".join(f"def f{n}(a):\n    return a + {n}\n" for n in range(120)))
+    (tmp_path / ".aider.model.settings.yml").write_text(EDIT)
+    run("sh", "-e", said=REPOSITORY)
+    said = run("sh", "-e", said=f"{text} {AIDER} 'Make add return the sum.' calc.py < /dev/null")
+    assert "Applied edit to calc.py" in said
+    assert (tmp_path / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
+    assert len(run("git", "log", "--oneline").splitlines()) == 2, "the model's, with a message of its own"
+    said = run("sh", "-e", said=f"{text} {AIDER} 'Make f1 shorter.' long.py < /dev/null")
+    assert "has hit a token limit" in said
+    assert "context_length_exceeded" in [each["error"]["code"] for each in _ended(server) if each["error"]]
+
+
+def _ended(server: Any) -> list[dict[str, Any]]:
+    """The requests that ended, the newest first."""
+    ended: list[dict[str, Any]] = httpx.get(f"{server.url}/v1/requests?ended=20", trust_env=False).json()["ended"]
+    return ended
 
 
 def test_every_client_has_an_example_or_is_the_page_of_one() -> None:
