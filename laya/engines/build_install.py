@@ -175,7 +175,9 @@ class Installation:
             raise DownloadError(f"pip unpacks wheels, and is missing: `{sys.executable} -m ensurepip` adds it.")
         words = ["-m", "pip", "install", "--no-index", "--no-deps", "--no-input", "--disable-pip-version-check"]
         command = [sys.executable, *words, "--quiet", "--target", str(self.packages), str(wheel)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # it unpacks in a temporary folder first: on the same disk, as /tmp may be memory
+        environ = os.environ | {"TMPDIR": str(self._stage)}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         if done.returncode:
             said = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
             raise DownloadError(f"{wheel.name} cannot be unpacked: {said}")
