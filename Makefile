@@ -10,7 +10,8 @@ WORKERS ?= 0
 SDK_JS := build/sdk_js
 LOSSES := tests/cluster/test_losses.py tests/cluster/test_head_lost.py
 CLIENTS := build/clients
-AIDER := aider-chat==0.86.2  # pins what it needs, so it has an environment of its own
+# It pins what it needs, so it has an environment of its own.
+AIDER := aider-chat==0.86.2
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile what it imports
 
 .DEFAULT_GOAL := help
