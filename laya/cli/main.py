@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.main import get_command
 
 from laya.cli.output import OUTPUT_ERRORS, drop_stdout, prepare_streams, shown
-from laya.cli.verbs import app_for
+from laya.cli.verbs import VERBS, app_for
 from laya.errors import LayaError
 
 _SERVES = ("serve", "run")
@@ -48,7 +48,7 @@ def _run(argv: list[str] | None) -> int:
         _say(error.message)
         return error.exit_code
     except typer.TyperException as error:  # a word that is no verb, option or value
-        _say(f"{_in_our_words(error, argv)} {_help_of(error, argv)}`laya --help` lists what there is.")
+        _say(f"{_in_our_words(error, argv)} {_help_of(error, argv)}{_where_help_is(argv)}")
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130
@@ -79,6 +79,13 @@ def _in_our_words(error: typer.TyperException, argv: list[str] | None) -> str:
     value = next((word[len(name) + 1 :] for word in words if word.startswith(f"{name}=")), None) or next(after, "")
     expected = f"a number {'>=' if found['sign'] == 'greater' else '<='} {bound}" if bound else "a number"
     return f"{name}: expected {expected}, got {value or 'nothing'}."
+
+
+def _where_help_is(argv: list[str] | None) -> str:
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in VERBS:
+        return f"`laya {words[0]} --help` lists what it takes."
+    return "`laya --help` lists what there is."
 
 
 def _help_of(error: typer.TyperException, argv: list[str] | None) -> str:

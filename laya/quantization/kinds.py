@@ -25,6 +25,7 @@ FILE_KINDS = {
 }  # fmt: skip
 FOLDER_KINDS = ("awq", "gptq")  # of 4-bit weights, for engines that read Hugging Face's form
 _SHORT = {"q5_k": "q5_k_m", "q4_k": "q4_k_m", "q3_k": "q3_k_m"}
+_MEANT = {"q8": "q8_0", "q6": "q6_k", "q5": "q5_k_m", "q4": "q4_k_m", "q3": "q3_k_m", "q2": "q2_k"}
 FULL_TYPES = frozenset({"F32", "F16", "BF16"})
 _TENSOR_KINDS = tuple(dict.fromkeys(kind.base_type.lower() for kind in FILE_KINDS.values()))
 
@@ -37,7 +38,7 @@ def file_kind(name: str) -> tuple[str, FileKind]:
     if full in FOLDER_KINDS:
         raise ConfigError(f"--to {name}: no kind of GGUF file; of its size: q4_k_m.", param="to")
     known = (*FILE_KINDS, *FOLDER_KINDS)
-    close = nearest(full, known)
+    close = _MEANT.get(full) or nearest(full, known)
     hint = f" Did you mean '{close}'?" if close else ""
     raise ConfigError(f"--to {name}: no kind of GGUF file or folder.{hint} There are: {', '.join(known)}.", param="to")
 

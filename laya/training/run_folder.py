@@ -64,6 +64,8 @@ class RunFolder:
         Before its first checkpoint a run may still be given another recipe.
         """
         told = path / "recipe.json"
+        if path.exists() and not path.is_dir():
+            raise InvalidRequest(f"--out {path}: that is a file; name a folder.")
         if (path / "model").exists():
             raise Conflict(f"{path} holds a model that is trained already; name another --out")
         if not told.is_file() and path.exists() and any(path.iterdir()):

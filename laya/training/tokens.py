@@ -73,7 +73,10 @@ def prepare(recipe: Recipe, cache: Path, tell: Callable[[str], None]) -> Corpus:
 
 @contextmanager
 def _alone(cache: Path, tell: Callable[[str], None]) -> Iterator[None]:
-    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--cache {cache}: no folder can be made there ({error.strerror}).") from None
     descriptor = os.open(cache, os.O_RDONLY)
     try:
         try:
