@@ -73,6 +73,8 @@ def test_page_is_whole_small_and_asks_nobody_else() -> None:
     named = re.findall(r'(?:href|src)="(/[^"]+)"', INDEX)
     imported = [PREFIX + name for text in files.values() for name in re.findall(r'from "\./([^"]+)"', text)]
     assert set(named) | set(imported) == set(files)
+    preloaded = re.findall(r'rel="modulepreload" href="(/[^"]+)"', INDEX)
+    assert set(preloaded) == set(imported), "a module that only another one names is asked for a round later"
     for text in (INDEX, *files.values()):
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
         assert not re.search(r"\bon\w+=|style=|javascript:|innerHTML|eval\(", text)
