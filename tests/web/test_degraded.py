@@ -6,6 +6,7 @@ The card is played, and the engine is a stand-in for a llama-server; plan, serve
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -93,6 +94,8 @@ def test_ps_says_degraded_in_red(server: RunningServer) -> None:
 
 def test_page_says_degraded_in_red(server: RunningServer, page: Any) -> None:
     page.goto(server.url)
+    page.get_by_role("group", name=re.compile("^(?!RAM).*: .* measured, .* promised")).wait_for()  # a bar of its own
+    page.get_by_role("group", name=re.compile("^RAM: ")).wait_for()
     rows = page.get_by_role("region", name="Models").get_by_role("listitem")
     colours = {}
     for name, layers in (("fallen", "GPU 0/33 layers"), ("half", "GPU 12/33 layers"), ("whole", "GPU 33/33 layers")):

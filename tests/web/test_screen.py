@@ -138,6 +138,11 @@ def test_model_dragged_over_the_bar_shows_what_it_evicts_and_sliders_make_it_fit
     screen.mouse.up()
     panel = screen.get_by_role("region", name="Fit")
     panel.get_by_text(re.compile(r"^Too big by .+: needs .+ can be had\.")).wait_for()
+    assert [each.get_attribute("id") for each in panel.get_by_role("slider").all()] == [
+        "fit-max_seq_len",
+        "fit-max_num_seqs",
+        "fit-kv_cache_dtype",
+    ]
     slide(screen, "Sequences", "1")
     slide(screen, "Context", "256")
     screen.locator(".ghost.fits").wait_for()
@@ -231,6 +236,10 @@ def test_connect_has_the_lines_of_eight_clients_with_url_key_and_window(screen: 
         assert text.text_content() == lines.text.replace(ADMIN, "••••••••")
     dialog.get_by_label("show the key").check()
     assert ADMIN in text.inner_text()
+    screen.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    dialog.get_by_role("button", name="Copy").click()
+    dialog.get_by_text("Copied.").wait_for()
+    assert screen.evaluate("navigator.clipboard.readText()") == lines.text
     screen.keyboard.press("Escape")
     dialog.wait_for(state="hidden")
 
