@@ -126,6 +126,8 @@ def at_work(server: Any) -> bool:
 def test_requests_are_told_cancelled_and_explained(boss: Any, server: Any, browser: Any) -> None:
     runs, waits = Asking(server, "ann", "of-ann"), None
     live(boss, "ann").get_by_text(re.compile(r"[\d.]+ tok/s, \d+ tokens")).wait_for()
+    facts = boss.locator(f".model[data-id='{SLOW}'] .facts")
+    facts.get_by_text(re.compile(r"^speed [\d.]+ tok/s$")).wait_for()
     waits = Asking(server, "bob", "of-bob")
     waiting = live(boss, "bob")
     waiting.get_by_text(re.compile(rf"waits for a place at {SLOW}: 1 of 1 taken, \d+ s")).wait_for()
