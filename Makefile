@@ -8,7 +8,8 @@ MODEL  ?= smollm2
 ARGS   ?=
 WORKERS ?= 0
 SDK_JS := build/sdk_js
-LOSSES := tests/cluster/test_losses.py tests/cluster/test_head_lost.py
+# what takes minutes, most of it losses on purpose: `make test-chaos`
+LONG := tests/cluster/test_losses.py tests/cluster/test_head_lost.py tests/bench/test_soak_engines.py tests/bench/test_prefix_bench.py
 CLIENTS := build/clients
 # It pins what it needs, so it has an environment of its own.
 AIDER := aider-chat==0.86.2
@@ -27,7 +28,7 @@ serve: setup     ## fetch the default model if it is not here and serve it (MODE
 	@exec $(BIN)/laya serve $(MODEL) $(ARGS)
 
 test: $(VENV)/.laya-dev browser sdk-js   ## all tests: real engine, real sockets, official SDKs (WORKERS=2: two files at a time)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(LOSSES:%=--ignore=%) $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(LONG:%=--ignore=%) $(ARGS)
 
 browser:         ## Chromium for the tests of the page: Debian's package, where this is root
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq > /dev/null && DEBIAN_FRONTEND=noninteractive \
@@ -46,8 +47,8 @@ $(SDK_JS)/.installed: tests/sdk_js/package.json tests/sdk_js/package-lock.json t
 	@cd $(SDK_JS) && npm ci --silent
 	@touch $@
 
-test-chaos: $(VENV)/.laya-dev   ## memory runs out, in real control groups (needs root and cgroup v1); nodes of a cluster are lost
-	@$(BIN)/python -m pytest tests/chaos $(LOSSES) -s -rs -p no:cacheprovider $(ARGS)
+test-chaos: $(VENV)/.laya-dev   ## memory runs out, in real control groups (needs root and cgroup v1); nodes of a cluster are lost, engines are killed
+	@$(BIN)/python -m pytest tests/chaos $(LONG) -s -rs -p no:cacheprovider $(ARGS)
 
 test-vllm: export LAYA_TEST_ENGINES = vllm,vllm_moe
 test-vllm: $(VENV)/.laya-dev   ## vLLM's CPU build, installed in build/vllm, under Laya: a dense model and one with experts

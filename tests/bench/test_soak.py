@@ -15,7 +15,6 @@ import pytest
 
 from laya.bench import soak, soak_engines, soak_stub
 from laya.bench.soak_clients import Ask, judged
-from laya.bench.soak_engines import engines_soak, shown
 from laya.bench.soak_stub import GROWTH_LIMIT_BYTES, is_prompt, stub_soak
 from laya.types import MIB
 
@@ -28,15 +27,6 @@ STREAM = Ask("/v1/chat/completions", {"model": "m", "stream": True}, "data: [DON
 def test_requests_by_the_thousand_leave_nothing_in_the_gateway() -> None:
     report = stub_soak(100_000 if FULL else 12_000)
     assert report["wrong"] == [], report
-
-
-@pytest.mark.engine
-@pytest.mark.timeout(1500)
-def test_engines_that_are_killed_loaded_and_reloaded_leave_nothing(smollm2_path: Path) -> None:
-    report = engines_soak(smollm2_path, 600 if FULL else 10, seed=1, every_s=3.0 if FULL else 0.7)
-    assert report["faults"] == []
-    assert report["n_tracebacks"] == 0, report["log"]
-    assert report["wrong"] == [], shown(report)
 
 
 def test_bench_prints_one_json_line_last(capsys: pytest.CaptureFixture[str]) -> None:
