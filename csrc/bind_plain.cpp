@@ -38,8 +38,8 @@ void construct_lane(HeldLane* self, nb::object table) {
 }
 
 void open_lane(HeldLane& held, std::uint32_t endpoint, const nb::str& model, const nb::bytes& head,
-               std::uint64_t template_bytes, std::uint64_t max_seq_len, bool takes_streams) {
-    held.lane.open(endpoint, {true, model.c_str(), std::string(view_of(head)), template_bytes, max_seq_len,
+               std::uint64_t template_tokens, std::uint64_t max_seq_len, bool takes_streams) {
+    held.lane.open(endpoint, {true, model.c_str(), std::string(view_of(head)), template_tokens, max_seq_len,
                               takes_streams});
 }
 
@@ -115,7 +115,7 @@ void bind_plain(nb::module_& module) {
     module.def("read_plain_body", &read_body, "data"_a);
     nb::class_<HeldLane>(module, "PlainLane")
         .def("__init__", &construct_lane, "table"_a)
-        .def("open", &open_lane, "endpoint"_a, "model"_a, "head"_a, "template_bytes"_a, "max_seq_len"_a,
+        .def("open", &open_lane, "endpoint"_a, "model"_a, "head"_a, "template_tokens"_a, "max_seq_len"_a,
              "takes_streams"_a = true)
         .def("close", [](HeldLane& held, std::uint32_t endpoint) { held.lane.close(endpoint); }, "endpoint"_a)
         .def("take", &take, "data"_a, "most_body_bytes"_a);

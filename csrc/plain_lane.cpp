@@ -59,7 +59,7 @@ bool PlainLane::take(std::string_view data, std::size_t most_body_bytes, PlainTa
     out.endpoint = static_cast<std::uint32_t>(chosen);
     const PlainEndpoint closed;
     const PlainEndpoint& endpoint = out.endpoint < endpoints_.size() ? endpoints_[out.endpoint] : closed;
-    const std::uint64_t prompt = bound + endpoint.template_bytes;
+    const std::uint64_t prompt = bound + endpoint.template_tokens;
     if (!endpoint.is_open || endpoint.model != body.model() || prompt + max_tokens > endpoint.max_seq_len ||
         (body.stream() && !endpoint.takes_streams)) {
         drop(out);

@@ -18,7 +18,7 @@ struct PlainEndpoint {
     bool is_open = false;
     std::string model;                // its own name; a request by an alias must be edited
     std::string head;                 // of its requests, up to the value of content-length
-    std::uint64_t template_bytes = 0; // that a chat template adds to a prompt at most
+    std::uint64_t template_tokens = 0;  // that its chat template adds at most to a chat without tools
     std::uint64_t max_seq_len = 0;    // tokens
     bool takes_streams = false;       // a client that asks for a stream gets one
 };

@@ -243,6 +243,7 @@ class EngineAddress(msgspec.Struct, frozen=True, kw_only=True):
     idle_limit_s: float = 4.0  # of a kept connection, before the engine closes it
     alive_path: str | None = "/slots"  # answered at any time while it lives; None: nothing is
     gpu_layers: GpuLayers | None = None  # None: none were planned there, or nothing is known of them
+    template_tokens: int | None = None  # a bound, measured, of what its chat template adds; None: nobody asked
     answers_kept: int = 10_000  # answers after which a kept connection is retired, before the engine closes it
     cancels_whole: bool  # True: a whole (non-streamed) answer is cancelled when the client leaves, so it is relayed raw
 

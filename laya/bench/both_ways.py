@@ -25,6 +25,7 @@ import psutil
 
 from laya.bench.prefix import WORDS
 from laya.bench.token_streams import Answer, Side, ask, together
+from laya.engines.process import CHILD_NICE
 from laya.errors import EngineFailed
 
 WAYS = ("bare", "laya")
@@ -32,6 +33,7 @@ STOP_S = 60.0
 BOOTSTRAP_DRAWS, CONFIDENCE = 2000, 0.95
 COUNTED_S, LOOK_EVERY_S = 5.0, 0.02  # counters follow the end of an answer
 ENGINE_TOKENS = ("llamacpp:tokens_predicted_total", "vllm:generation_tokens_total")
+_LEAST_NICE = 19  # no priority is lower
 TOKENS_COUNTED = 0.95  # of those read: an engine does not count a token that ends an answer
 
 
@@ -210,11 +212,29 @@ async def both_ways(
 
 
 def set_priority(nice: int, pid: int) -> None:
-    """Of every thread of a process, of all below it, and of this process; of their sessions too, where Linux groups
-    processes by those."""
-    for process in (psutil.Process(), *psutil.Process(pid).children(recursive=True), psutil.Process(pid)):
-        group = Path(f"/proc/{process.pid}/autogroup")
-        if group.exists():
-            group.write_text(str(nice))
+    """Of every thread of a Laya and of this process; of their sessions too, where Linux groups processes by those. Its
+    engines step back behind it as before: where they were equal, threads of vLLM that spin kept Laya and the client
+    from the cores for seconds. May be said again, for engines that were started since."""
+    laya = psutil.Process(pid)
+    base, group_base = os.getpriority(os.PRIO_PROCESS, pid), _group_of(pid)[1]
+
+    def beside(now: int, of_laya: int) -> int:
+        return min(nice + CHILD_NICE, _LEAST_NICE) if now > of_laya else nice
+
+    families = [psutil.Process(), *laya.children(recursive=True), laya]
+    groups = {name: (each.pid, now) for each in families for name, now in [_group_of(each.pid)] if name}
+    for process in families:
         for thread in process.threads():
-            os.setpriority(os.PRIO_PROCESS, thread.id, nice)
+            now = os.getpriority(os.PRIO_PROCESS, thread.id)
+            os.setpriority(os.PRIO_PROCESS, thread.id, beside(now, base))
+    for one_of, now in groups.values():
+        Path(f"/proc/{one_of}/autogroup").write_text(str(beside(now, group_base)))
+
+
+def _group_of(pid: int) -> tuple[str, int]:
+    """Name and nice of a process's session; none where the kernel keeps none: "/autogroup-12 nice 5"."""
+    try:
+        name, _, nice = Path(f"/proc/{pid}/autogroup").read_text().split()
+    except (OSError, ValueError):
+        return "", 0
+    return name, int(nice)

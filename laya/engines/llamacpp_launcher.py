@@ -16,7 +16,7 @@ from laya.engines.held_memory import MemoryReading, read_memory
 from laya.engines.launcher import Launcher
 from laya.engines.log import EngineLog
 from laya.engines.offload import gpu_layers, has_told
-from laya.engines.probe import until_it_answers
+from laya.engines.probe import most_template_tokens, until_it_answers
 from laya.engines.settings import EngineSettings
 from laya.types import EngineAddress, GpuLayers
 
@@ -64,7 +64,9 @@ class LlamaCppLauncher(Launcher):
             has_slots=True,
         )
         await until_it_answers(address, self._settings.planned.task)
-        return address
+        if self._settings.planned.task != "chat" or self._settings.mmproj is not None:
+            return address  # without a template, or with images, which are many tokens in few bytes
+        return msgspec.structs.replace(address, template_tokens=await most_template_tokens(address))
 
     async def gpu_layers(self, log: EngineLog) -> GpuLayers | None:
         planned = self._settings.planned.gpu_layers

@@ -1,4 +1,5 @@
-"""Owns: the proof that an engine works: one generated token, embedding or score that really came back.
+"""Owns: the proof that an engine works: one generated token, embedding or score that really came back; and how many
+tokens its chat template adds to what is said.
 
 A server that listens is not yet an engine that computes: a wrong instruction set, a kernel that is missing or a mode
 that does not fit the model show only at the first answer.
@@ -30,6 +31,10 @@ CHAT: tuple[str, dict[str, Any]] = (
     "/v1/chat/completions",
     {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 0},
 )
+
+# Templates put a text of their own before a conversation without a system message, some also into later turns.
+_TEMPLATE_CHATS = (("user",), ("system", "user"), ("user", "assistant", "user"))
+_TEMPLATE_MARGIN_TOKENS = 64  # with the factor: for dates, and words that some conversation has and none of these
 
 
 async def until_healthy(address: EngineAddress, path: str, note: Callable[[str], None]) -> None:
@@ -77,6 +82,25 @@ async def until_it_answers(
             if response is not None and response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 return check(task, response, asked_for=model)
             await asyncio.sleep(RETRY_S)
+
+
+async def most_template_tokens(address: EngineAddress) -> int | None:
+    """Tokens that llama.cpp's chat template adds at most to a chat without tools or options of the template, beyond a
+    few for each message: twice those of the longest of three short chats, and a margin. None where it does not tell.
+
+    A template may still do more with a conversation that it was not asked of: then the engine says what is too long.
+    """
+    found = []
+    async with _client(address) as client:
+        for roles in _TEMPLATE_CHATS:
+            body = {"messages": [{"role": role, "content": "Hello"} for role in roles]}
+            try:
+                response = await _answer(client, "/v1/chat/completions/input_tokens", body)
+                if response.status_code == httpx.codes.OK:  # some know no system message
+                    found.append(int(response.json()["input_tokens"]))
+            except (httpx.TransportError, KeyError, TypeError, ValueError):
+                return None
+    return 2 * max(found) + _TEMPLATE_MARGIN_TOKENS if found else None
 
 
 async def _answer(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> httpx.Response:

@@ -81,7 +81,8 @@ class Endpoint:
         self._live: set[Exchange] = set()
         self.n_express = 0  # requests that are with its engine by the express lane, and no exchange yet
         self.recall: Callable[[Endpoint], None] = _ignore  # have those as exchanges, and its connections back
-        self.template_bytes = 0
+        self.template_tokens = 0  # a bound of what its chat template adds, whatever a request says
+        self.plain_template_tokens = 0  # the same without tools and without options of the template
         self.passes_plain = False  # the engine may get a plain body as it came
         self.is_llamacpp = True  # it counts tokens, tells progress and holds answers to a schema, as llama.cpp does
         self.n_counting = 0  # requests whose tokens are being counted, before they are admitted or queued
@@ -184,7 +185,7 @@ class Endpoint:
         if not self.queue:
             self.queue = WaitingLine(settings.queue_timeout_s)
 
-    def open(self, address: EngineAddress, plan: Plan, template_bytes: int) -> None:
+    def open(self, address: EngineAddress, plan: Plan, template_tokens: int) -> None:
         """An engine is ready: from now on sequences can be reserved."""
         self.close()
         self.has_failed = False
@@ -192,7 +193,9 @@ class Endpoint:
         self.pool = UpstreamPool(address)
         planned, settings = plan.settings, self.settings
         self.planned = planned
-        self.template_bytes = template_bytes
+        self.template_tokens = template_tokens
+        measured = address.template_tokens
+        self.plain_template_tokens = template_tokens if measured is None else min(measured, template_tokens)
         self.is_llamacpp = address.dialect == "llamacpp"
         self.passes_plain = address.cancels_whole and not planned.is_pool_short and not settings.defaults
         self.passes_plain &= not address.renames and not address.is_remote
@@ -201,7 +204,8 @@ class Endpoint:
         if self._lane is not None and self.passes_plain and is_chat and not is_padded and self.use is None:
             head = self.pool.head(ENGINE_STARTS[EndpointKind.CHAT])
             takes_streams = settings.enable_streaming and self.is_llamacpp  # the lane asks for progress
-            self._lane.open(self.index, self.model_id, head, template_bytes, planned.max_seq_len, takes_streams)
+            template = self.plain_template_tokens
+            self._lane.open(self.index, self.model_id, head, template, planned.max_seq_len, takes_streams)
         self.last_used_s = self.opened_s = time.monotonic()  # a ttl counts from here, whenever the last request was
         # one batch of the pool stays free: the engine fills cells a batch at a time
         pool_tokens = planned.kv_pool_tokens - planned.n_batch if planned.is_pool_short else None

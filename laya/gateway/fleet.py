@@ -317,7 +317,7 @@ class Fleet(Shown):
     def open(self, endpoint: Endpoint, address: EngineAddress) -> None:
         plan = self.plans[endpoint.name]
         template = endpoint.settings.chat_template or self.files[endpoint.model_id].chat_template or ""
-        endpoint.open(address, plan, template_bytes=max(len(template.encode()), 1024))
+        endpoint.open(address, plan, template_tokens=max(len(template.encode()), 1024))
         if endpoint.pool is not None and endpoint.is_llamacpp:
             most_bytes = counted_bytes_most(plan, endpoint.settings.memory_limit_bytes)
             endpoint.pool.counting.most_bytes = most_bytes

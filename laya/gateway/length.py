@@ -31,10 +31,25 @@ _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _MESSAGES = msgspec.json.Decoder(list[MessageHead])
 # of a chat's body: what is no part of its prompt, and may be large
 NOT_OF_THE_PROMPT = ("stream", "stream_options", "n", "stop", "logit_bias", "user", "prompt_cache_key", *UNREAD_FIELDS)
+# of a chat: with these its template may write more than was measured
+TEMPLATE_FIELDS = ("tools", "functions", "chat_template_kwargs", "reasoning_effort", "response_format")
+_MARKS = 16  # tokens that a tokenizer puts before and after a text
 _ENVELOPE_BYTES = 256  # of a body, around its messages
 _PART = msgspec.json.Decoder(_Part)
 BYTES_A_TOKEN_MOST = 32  # of text, on average over a whole prompt: what packs more is no text
 COUNTED_BYTES_LEAST = 4096 * BYTES_A_TOKEN_MOST  # so a coding agent's first request is, however small the window
+
+
+def prompt_bound_tokens(parsed: ParsedBody, endpoint: Endpoint) -> int:
+    """Of one prompt, with what this engine's chat template may add to it."""
+    head = parsed.head
+    if isinstance(head, CompletionHead | EmbeddingHead):
+        template_tokens = _MARKS  # text is taken as it is
+    elif isinstance(head, ChatHead) and all(getattr(head, name) is None for name in TEMPLATE_FIELDS):
+        template_tokens = endpoint.plain_template_tokens
+    else:
+        template_tokens = endpoint.template_tokens
+    return parsed.prompt_bound_tokens + template_tokens
 
 
 def must_count(exchange: Exchange, endpoint: Endpoint) -> bool:
@@ -43,7 +58,7 @@ def must_count(exchange: Exchange, endpoint: Endpoint) -> bool:
     assert parsed is not None and planned is not None
     if exchange.prompt_tokens is not None or not endpoint.is_llamacpp:
         return False  # known, or nobody could be asked: the engine itself says what is too long
-    bound = parsed.prompt_bound_tokens + endpoint.template_bytes
+    bound = prompt_bound_tokens(parsed, endpoint)
     if not parsed.generates:
         return bound > planned.n_ubatch
     if _may_trim(exchange, endpoint) and bound + _for_answer(parsed, endpoint) > planned.max_seq_len:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laya.errors import InvalidRequest, LayaError
+from laya.gateway.length import prompt_bound_tokens
 
 if TYPE_CHECKING:
     from laya.gateway.endpoint import Endpoint
@@ -42,7 +43,7 @@ def promised_tokens(exchange: Exchange, endpoint: Endpoint) -> int:
     """Tokens one sequence of this request may come to hold: its prompt's bound and its ceiling."""
     parsed, planned = exchange.parsed, endpoint.planned
     assert parsed is not None and planned is not None
-    prompt_tokens = exchange.prompt_tokens or parsed.prompt_bound_tokens + endpoint.template_bytes
+    prompt_tokens = exchange.prompt_tokens or prompt_bound_tokens(parsed, endpoint)
     if parsed.max_tokens is None and not planned.is_pool_short:
         return planned.max_seq_len
     return min(prompt_tokens + (parsed.max_tokens or endpoint.settings.default_max_tokens), planned.max_seq_len)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from laya.types import PlannedSettings
 
 logger = logging.getLogger(__name__)
 NEWS_EVERY_S = 0.5
+UNASKED_S = 25.0  # that the server, which asks for news all the time, may be silent: then it is gone, or cut off
 WATCH_EVERY_S = 0.05  # an engine without a group can outgrow its limit only for so long
 
 
@@ -97,6 +99,7 @@ class EngineActor:
         self._log = _ToldLog()
         self._engine: EngineProcess | None = None
         self._exit_reason: str | None = None
+        self._asked_s = time.monotonic()  # when the server was last heard of
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> dict[str, Any]:
@@ -109,6 +112,7 @@ class EngineActor:
             return self._failure(error)
         self._engine = EngineProcess(settings, self._log, ceilings=ceilings)
         self._spawn(self._watch_ceiling(ceilings))
+        self._spawn(self._watch_server())
         try:
             address = await self._engine.start()
         except LayaError as error:
@@ -124,6 +128,7 @@ class EngineActor:
 
     async def news(self) -> dict[str, Any]:
         """What happened since the last call, after a while at the latest: so it is also a sign of life."""
+        self._asked_s = time.monotonic()
         if self._exit_reason is None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), NEWS_EVERY_S)
@@ -155,6 +160,15 @@ class EngineActor:
     async def _watch_exit(self, engine: EngineProcess) -> None:
         self._exit_reason = await engine.wait_exit()
         self._news.set()
+
+    async def _watch_server(self) -> None:
+        """End this process, and the engine with it, where nobody asks any more: Ray itself takes a minute to notice a
+        server that was killed when the head of the cluster was gone, and longer for one that only hangs."""
+        while (silent_s := time.monotonic() - self._asked_s) < UNASKED_S:
+            await asyncio.sleep(min(UNASKED_S - silent_s, NEWS_EVERY_S))
+        logger.warning("nothing was heard of the server for %g s: its engine ends", UNASKED_S)
+        await self.stop()
+        os._exit(0)
 
     async def _watch_ceiling(self, ceilings: Ceilings) -> None:
         while self._exit_reason is None:

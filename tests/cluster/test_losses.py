@@ -11,6 +11,7 @@ import httpx
 import psutil
 import pytest
 
+from laya.gateway.ray_actor import UNASKED_S
 from tests.conftest import PlayedNvml
 from tests.gateway.live import model_state, plain, until, user
 
@@ -132,6 +133,20 @@ def test_cards_are_used_as_ray_gives_them(few: Any, few_nodes: Nodes, with_cards
         assert model_state(few, model)["node"] == "cards"
     seen = [engines_of(model)[0].environ()["CUDA_VISIBLE_DEVICES"] for model in ("on-a-card", "on-another")]
     assert sorted(seen) == ["0", "1"]
+
+
+def test_an_engine_ends_whose_server_is_not_heard_of_and_is_back_when_it_is(few: Any) -> None:
+    """What speaks to Ray hangs, so that Ray sees a driver that is alive."""
+    (engine,) = engines_of("one")
+    family = psutil.Process(few.pid).children(recursive=True)
+    (driver,) = [each for each in family if "laya.gateway.ray_driver" in each.cmdline()]
+    driver.suspend()
+    try:
+        engine.wait(timeout=UNASKED_S + 10)
+    finally:
+        driver.resume()
+    until(lambda: ask(few, "one").status_code == 200)
+    assert engines_of("one")[0].pid != engine.pid
 
 
 def test_engines_end_with_a_gateway_that_is_killed(few: Any) -> None:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 import uvloop
 
@@ -129,6 +130,31 @@ def test_corrupt_model_fails_and_frees_its_reservation(make_settings: MakeSettin
         with pytest.raises(EngineFailed, match=r"bad\.gguf"):
             await served.supervisor.ensure_ready("small")
         assert (served.reserved, served.supervisor.status()[0].state) == (0, "failed")
+        await served.supervisor.shutdown()
+
+    uvloop.run(scenario())
+
+
+async def counted(address: EngineAddress, *roles: str) -> int:
+    body = {"messages": [{"role": role, "content": "Hello"} for role in roles]}
+    headers = {"authorization": f"Bearer {address.api_key}"}
+    url = f"http://{address.host}:{address.port}/v1/chat/completions/input_tokens"
+    async with httpx.AsyncClient(headers=headers, trust_env=False, timeout=60) as client:
+        answer = await client.post(url, json=body)
+    return int(answer.raise_for_status().json()["input_tokens"])
+
+
+def test_what_the_template_adds_is_measured_once_it_answers(
+    make_settings: MakeSettings, smollm2_path: Path, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        served = Served(make_settings(smollm2_path), tmp_path)
+        address = await served.supervisor.ensure_ready("small")
+        assert address.template_tokens is not None
+        chats = [("user",), ("system", "user"), ("user", "assistant") * 8 + ("user",), ("user",) * 12]
+        for roles in chats:  # with the few tokens of each message that every bound has
+            assert await counted(address, *roles) <= address.template_tokens + 16 * len(roles)
+        assert address.template_tokens < 256
         await served.supervisor.shutdown()
 
     uvloop.run(scenario())

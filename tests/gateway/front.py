@@ -304,6 +304,7 @@ async def front(
     model: dict[str, Any] | None = None,
     planned: dict[str, Any] | None = None,
     routing: RoutingConfig | None = None,
+    template_tokens: int | None = None,
     apis: Callable[[Gateway], list[Route]] | None = None,
 ) -> AsyncIterator[Front]:
     """A gateway whose model 'stub' is a scripted engine. `server`, `model`, `planned`: settings other than the usual.
@@ -316,7 +317,12 @@ async def front(
         await engine.start()
     addresses = [
         EngineAddress(
-            host="127.0.0.1", port=engine.port, api_key="engine-key", cancels_whole=cancels_whole, has_slots=has_slots
+            host="127.0.0.1",
+            port=engine.port,
+            api_key="engine-key",
+            cancels_whole=cancels_whole,
+            has_slots=has_slots,
+            template_tokens=template_tokens,
         )
         for engine in engines
     ]

@@ -22,13 +22,19 @@ models:
   set: {source: smollm2, max_seq_len: 250, max_num_seqs: 1, ttl: 30, defaults: {max_tokens: 3, temperature: 0}}
   whole: {source: smollm2, max_seq_len: 256, max_num_seqs: 1, enable_streaming: false, ttl: 30}
   pool: {source: smollm2, max_seq_len: 384, max_num_seqs: 4, kv_pool_tokens: 512, default_max_tokens: 5, ttl: 30}
+  wordy: {source: smollm2, max_seq_len: 512, max_num_seqs: 1, chat_template: "%s", ttl: 30}
 """
+# Says more of a long conversation than was measured when it was loaded.
+WORDY = (
+    "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    "{% if messages|length > 4 %}{% for i in range(600) %}word {% endfor %}{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
 def limited(start_server: Callable[..., Any]) -> Iterator[Serving]:
     """Three settings of one model; each is loaded when it is asked for."""
-    server = start_server(config=CONFIG)
+    server = start_server(config=CONFIG.replace("%s", WORDY))
     yield server
     assert server.stop() == 0
 
@@ -76,6 +82,16 @@ def test_prompt_longer_than_the_window_is_refused_with_both_numbers(limited: Ser
         sdk(limited).completions.create(model="small", prompt=["short", prompt_of(400)], max_tokens=1)
     assert refused.value.param == "prompt"
     assert busy_slots(limited, "small") == 0
+
+
+def test_template_that_adds_more_than_was_measured_is_refused_by_the_engine_all_the_same(limited: Serving) -> None:
+    assert ask(limited, "wordy", max_tokens=2).parse().usage.completion_tokens == 2
+    turns = [*user("a"), {"role": "assistant", "content": "b"}] * 2 + user("c")
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 512 tokens") as refused:
+        ask(limited, "wordy", messages=turns, max_tokens=2)
+    error: Any = refused.value.body
+    assert refused.value.code == "context_length_exceeded"
+    assert error["max_seq_len"] == 512 and error["prompt_tokens"] > 600
 
 
 def test_defaults_of_the_config_hold_where_the_request_does_not_say(limited: Serving) -> None:

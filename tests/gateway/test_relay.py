@@ -138,6 +138,43 @@ async def test_max_tokens_beyond_the_window_is_lowered_and_said(tmp_path: Path) 
         assert gate.engine.bodies[0]["max_tokens"] == 8192 - 5000
 
 
+async def test_prompt_that_fits_with_what_the_template_was_measured_to_add_is_not_counted(tmp_path: Path) -> None:
+    planned = {"max_seq_len": 512, "slot_tokens": 512}
+    async with front(tmp_path, planned=planned, template_tokens=100) as gate:
+        await gate.ask(chat(max_tokens=64))
+        await gate.ask(chat(max_tokens=64, ignore_eos=True))
+        await gate.ask(request(COMPLETION | {"max_tokens": 64}, "/v1/completions"))
+        assert gate.engine.n_counts == 0
+        await gate.ask(chat(max_tokens=400))
+        await gate.ask(request(COMPLETION | {"max_tokens": 490}, "/v1/completions"))
+        assert gate.engine.n_counts == 2
+
+
+TOOL = {"type": "function", "function": {"name": "a"}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOL]},
+        {"chat_template_kwargs": {"a": 1}},
+        {"reasoning_effort": "low"},
+        {"response_format": {"type": "json_object"}},
+    ],
+)
+async def test_what_a_template_may_write_more_for_is_counted(tmp_path: Path, fields: dict[str, Any]) -> None:
+    planned = {"max_seq_len": 512, "slot_tokens": 512}
+    async with front(tmp_path, planned=planned, template_tokens=100) as gate:
+        await gate.ask(chat(max_tokens=64, **fields))
+        assert gate.engine.n_counts == 1
+
+
+async def test_template_that_was_not_measured_is_bound_by_its_text(tmp_path: Path) -> None:
+    async with front(tmp_path, planned={"max_seq_len": 512, "slot_tokens": 512}) as gate:
+        await gate.ask(chat(max_tokens=64))
+        assert gate.engine.n_counts == 1
+
+
 async def test_prompt_beyond_the_window_is_refused_with_both_numbers(tmp_path: Path) -> None:
     async with front(tmp_path) as gate:
         gate.engine.prompt_tokens = 9000
