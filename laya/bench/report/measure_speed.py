@@ -15,7 +15,7 @@ ROUTER_64 = ("tools/benchmark_router.py", "--requests", "10000", "--threads", "6
 KERNELS = ("bench", "expert-router", "--json", "--no-compile")
 LATENCY = ("bench", "latency", "--model", MODEL, "--pairs", "3", "--warm-pairs", "10", "--json")
 SESSIONS = (
-    "bench", "concurrency", "--model", MODEL, "--sessions", "1,2,4,8", "--pairs", "2", "--max-tokens", "24", "--json"
+    "bench", "concurrency", "--model", MODEL, "--sessions", "1,2,4,8", "--pairs", "8", "--max-tokens", "24", "--json"
 )  # fmt: skip
 SOAK = ("bench", "soak", "--minutes", "1", "--json")
 EXPERTS = ("experts", "laya-nano", "--set", "varied", "--json")
@@ -158,7 +158,8 @@ def soak(desk: Desk) -> Finding:
     found = desk.laya(*SOAK)
     seen = ", ".join(f"{n} {name}" for name, n in found["outcomes"].items())
     here = f"{found['arrivals']} requests: {seen}; unaccounted {found['unaccounted']}, faults {len(found['faults'])}"
-    here += f", engines killed {found['broken'].get('kill', 0)} times. Docker and a whole day: not in a report"
+    here += f"; the bench killed engines {found['broken'].get('kill', 0)} times, and what they were at failed. "
+    here += "Docker and a whole day: not in a report"
     return Finding(
         verdict="holds" if found["passed"] else "false", here=here, load=f"{found['load']['clients']} clients, 1 min",
         command=f"laya {' '.join(SOAK)}",
