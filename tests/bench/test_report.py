@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from laya.bench.report import command, measure_speed, render
-from laya.bench.report.bench_desk import Desk
+from laya.bench.report.bench_desk import Desk, Said
 from laya.bench.report.claims import CLAIMS, Claim
 from laya.bench.report.finding import VERDICTS, Finding, NotRun
 from laya.errors import ConfigError
@@ -31,13 +31,19 @@ def test_every_claim_has_a_row_and_a_measure() -> None:
     assert all(claim.says and claim.article and claim.layer and callable(claim.measure) for claim in CLAIMS)
 
 
+def test_what_its_tests_left_out_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "SKIPPED [2] tests/gateway/test_openai_js.py:28: no npm here\n1 passed, 2 skipped in 3.2s"
+    monkeypatch.setattr(Desk, "_once", lambda *_: Said(0, said, ""))
+    assert Desk().tests("tests/bench") == "1 passed, 2 left out here: no npm here"
+
+
 def test_tests_that_rows_name_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """By their names alone: nothing is run."""
     named: list[str] = []
 
-    def only_named(self: Desk, *nodes: str) -> int:
+    def only_named(self: Desk, *nodes: str) -> str:
         named.extend(nodes)
-        return 1
+        return "1 passed"
 
     def nothing(self: Desk, *words: str) -> None:
         raise NotRun("nothing is run")

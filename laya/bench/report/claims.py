@@ -29,9 +29,9 @@ def tried(what: str, *nodes: str) -> Measure:
     """A row that is no figure but a behaviour: the tests that try it on real programs."""
 
     def measure(desk: Desk) -> Finding:
-        n_passed = desk.tests(*nodes)
+        passed = desk.tests(*nodes)
         command = f"python -m pytest {' '.join(nodes)}"
-        return Finding(verdict="holds", here=f"{what} ({n_passed} passed)", load="as in the tests", command=command)
+        return Finding(verdict="holds", here=f"{what} ({passed})", load="as in the tests", command=command)
 
     return measure
 

@@ -119,7 +119,7 @@ def froze(desk: Desk) -> Finding:
     try:
         passed = desk.tests("tests/chaos/test_limits.py::test_article_settings_are_refused_where_they_do_not_fit_and_"
                             "what_is_suggested_loads")  # fmt: skip
-        here += f"; a real server in a limited group refuses too and loads what it suggests ({passed} tests passed)"
+        here += f"; a real server in a limited group refuses too and loads what it suggests ({passed})"
     except NotRun as reason:
         here += f". In a limited group: not run, {reason}"
     return Finding(

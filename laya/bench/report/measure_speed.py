@@ -227,9 +227,7 @@ def end_to_end(desk: Desk) -> Finding:
     if not routed:
         raise NotRun("the engine was chosen too quickly to be told by /metrics")
     passed = desk.tests("tests/gateway/test_example_tasks.py")
-    here = (
-        f"choosing the engine {routed:.3f} ms of {first:.0f} until the first token; {passed} tests of the tasks passed"
-    )
+    here = f"choosing the engine {routed:.3f} ms of {first:.0f} until the first token; tests of the tasks: {passed}"
     return Finding(
         verdict="holds", here=here, load="1 session", command="python -m pytest tests/gateway/test_example_tasks.py"
     )
