@@ -68,6 +68,8 @@ class Handler(BaseHTTPRequestHandler):
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         if self.path == "/v1/completions":
             return self.answer(200, {"model": flags.alias, "choices": [{"text": " there"}], "usage": usage})
+        if self.path != "/v1/chat/completions":  # as an older one, which does not count tokens
+            return self.answer(404, {"error": {"message": "no such path"}})
         take(flags.greed_later_mib)
         message = {"role": "assistant", "content": "there"}
         return self.answer(200, {"model": flags.alias, "choices": [{"message": message}], "usage": usage})
